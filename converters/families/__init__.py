@@ -1,0 +1,1 @@
+"""One small declarative file per architecture."""

@@ -1,0 +1,1 @@
+"""The bridge between PyTorch and JAX for people who train models."""

@@ -1,0 +1,1 @@
+"""The native decoder, one concept a file."""

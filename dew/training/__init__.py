@@ -1,0 +1,1 @@
+"""The machinery of training: state, step, loop, checkpoints, mesh."""

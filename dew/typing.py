@@ -1,0 +1,61 @@
+"""The words every package shares: trees, batches, and the model protocol."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from flax import struct
+from jaxtyping import Array, Float
+
+Variables: TypeAlias = Mapping[str, Any]
+"""A flax variables dict: `params` plus any other collection the modules keep."""
+
+Batch: TypeAlias = Mapping[str, Any]
+"""One training example set; beside arrays it may carry host values such as paths."""
+
+Path: TypeAlias = tuple[str, ...]
+"""The dict keys above a leaf, from the root down."""
+
+PathFilter: TypeAlias = Callable[[Path], bool]
+"""Says of a leaf's path whether the leaf is meant."""
+
+
+@struct.dataclass
+class Outputs:
+    """What a model's forward gives; a field nobody asked for is None.
+
+    `logits` are the scores before any loss, `final` the hidden states after the final
+    norm, and `hidden` the block outputs in the order `layers` named them.
+    """
+
+    logits: Float[Array, "batch seq vocab"] | None = None
+    final: Float[Array, "batch seq embed"] | None = None
+    hidden: tuple[Float[Array, "batch seq embed"], ...] = ()
+
+
+class Model(Protocol):
+    """A network as pure functions of its variables; objectives know nothing else.
+
+    `inputs` maps names to arrays: `tokens` [batch, seq] int32 and, where given,
+    `positions`, `segment_ids` (0 marks padding) and `mask` (true marks a real token),
+    all [batch, seq]; other modalities go by torch's names. `layers` counts blocks:
+    `i` is the output of block `i` before any final norm, negatives count from the last
+    block, and the number of blocks itself means `final`. `rngs` and `mutable` follow
+    flax: with `mutable` the answer is a pair of outputs and updated collections.
+
+    `method="hidden"` takes the same inputs and returns `final` alone;
+    `method="unembed"` takes `final` and returns logits.
+    """
+
+    def apply(
+        self,
+        variables: Variables,
+        inputs: Any,
+        *,
+        train: bool = False,
+        layers: Sequence[int] = (),
+        rngs: Mapping[str, Array] | None = None,
+        mutable: Any = False,
+        method: str | None = None,
+    ) -> Any:
+        """Evaluates the model, or the part of it that `method` names."""
+        ...
