@@ -1,0 +1,35 @@
+"""The gated feed-forward layer."""
+
+import flax.linen as nn
+from jaxtyping import Array, Float
+
+from dew.nn.config import MLP
+from dew.nn.layers import ACTIVATIONS, Linear
+
+
+class GatedMLP(nn.Module):
+    """down(act(gate x) · up x): Shazeer, "GLU Variants Improve Transformer" (2020)."""
+
+    config: MLP
+    embed: int
+    init_std: float = 0.02
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "batch seq embed"]
+    ) -> Float[Array, "batch seq embed"]:
+        """Transforms each position by itself."""
+
+        def linear(name: str, inputs: int, outputs: int) -> Linear:
+            return Linear(
+                (inputs,),
+                (outputs,),
+                bias=self.config.bias,
+                init_std=self.init_std,
+                name=name,
+            )
+
+        act = ACTIVATIONS[self.config.activation]
+        gate = linear("gate", self.embed, self.config.dim)(x)
+        up = linear("up", self.embed, self.config.dim)(x)
+        return linear("down", self.config.dim, self.embed)(act(gate) * up)
