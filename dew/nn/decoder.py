@@ -247,11 +247,11 @@ class Table(nn.Module):
         return self.param("weight", self.init, (self.rows, self.dim))
 
 
-def apply_cached(
+def read_cached(
     decoder: Decoder, variables: Variables, cache: Any, inputs: Mapping[str, Array]
-) -> tuple[Outputs, Any]:
-    """Reads `inputs` after all that `cache` has seen; returns outputs and new cache."""
+) -> tuple[Float[Array, "batch seq vocab"], Any]:
+    """Reads `inputs` after all that `cache` has seen; returns logits and new cache."""
     outputs, updated = decoder.apply(
         {**variables, "cache": cache}, inputs, mutable=["cache"]
     )
-    return outputs, updated["cache"]
+    return outputs.logits, updated["cache"]

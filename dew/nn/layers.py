@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 
 class Linear(nn.Module):
-    """y = x Wᵀ + b over the last axes of x, which are `inputs`; W is [*outputs, *inputs].
+    """y = x Wᵀ + b over the last axes of x, the `inputs`; W is [*outputs, *inputs].
 
     Computes in the dtype of x.
     """

@@ -1,0 +1,365 @@
+"""What the trainer is optimizing.
+
+The trainer owns how a run proceeds: mesh, compiled step, accumulation, EMA, checkpoints
+and logs. An `Objective` owns what is learned: the variables it starts from, the loss of
+a batch, and what an evaluation yields. Swap the objective, and no mechanics change.
+
+A loss is given as additive statistics, so that microbatches, devices and records of
+unequal weight add up to exactly what one large batch would give.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Protocol, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from jaxtyping import Array, Float, Int, Key
+from typing_extensions import TypeVar
+
+from dew.nn.stack import DecoderBank
+from dew.state import TrainState
+from dew.tasks.base import Task as Task
+from dew.tree import FROZEN as FROZEN
+from dew.tree import everything as everything
+from dew.tree import freeze as freeze
+from dew.tree import merge as merge
+from dew.tree import select as select
+from dew.tree import thaw as thaw
+from dew.tree import under as under
+from dew.typing import Batch as Batch
+from dew.typing import Path as Path
+from dew.typing import PathFilter as PathFilter
+from dew.typing import Variables as Variables
+
+Initializer: TypeAlias = jax.tree_util.Partial
+"""An objective's `init` as one value a JIT can take.
+
+Its bound arguments are pytree children, so held variables reach a JIT as arguments and
+are not compiled in as constants.
+"""
+
+InputSpec: TypeAlias = Mapping[str, jax.ShapeDtypeStruct]
+"""Shape and dtype of each input of one example, without the batch axis."""
+
+Artifacts: TypeAlias = Any
+"""What an evaluation yields for one batch; `Objective.artifact` is its type."""
+
+
+@struct.dataclass
+class Mean:
+    """A sum and the mass it is averaged over; two of them add leaf by leaf.
+
+    The mass is not negative and does not depend on the parameters. Zero mass declares a
+    zero sum and no contribution.
+    """
+
+    total: Float[Array, ""]
+    mass: Float[Array, ""]
+
+    def __add__(self, other: "Mean") -> "Mean":
+        """The statistics of both sets of records together."""
+        return Mean(self.total + other.total, self.mass + other.mass)
+
+    @classmethod
+    def of(cls, values: Float[Array, "..."], weights: Float[Array, "..."]) -> "Mean":
+        """Sums values by weight, in float32 or wider.
+
+        Values of zero weight are replaced before the product, so that one which is not
+        finite touches neither the sum nor its gradient.
+        """
+        wide = jnp.promote_types(values.dtype, jnp.float32)
+        weights = jax.lax.stop_gradient(weights).astype(wide)
+        values = jnp.where(weights > 0, values.astype(wide), 0)
+        return cls(jnp.sum(values * weights), jnp.sum(weights))
+
+
+def mean_loss(stats: Mean) -> tuple[jax.Array, jax.Array]:
+    """Returns total / mass, and whether there was any mass.
+
+    Without mass the value is 0, its gradient is 0, and neither is NaN. No gradient
+    flows through the mass. Float32 or wider.
+    """
+    total, mass = (_wide(leaf) for leaf in (stats.total, stats.mass))
+    mass = jax.lax.stop_gradient(mass)
+    active = mass > 0
+    value = jnp.where(active, total, 0) / jnp.where(active, mass, 1)
+    return value, active
+
+
+def _wide(value: Any) -> jax.Array:
+    """The value as a real array of float32 or wider."""
+    array = jnp.asarray(value)
+    return array.astype(jnp.promote_types(array.dtype, jnp.float32))
+
+
+Loss = TypeVar("Loss", default=Mean | jax.Array | float)
+Effects = TypeVar("Effects", default=None)
+S = TypeVar("S")
+
+
+@struct.dataclass
+class Step:
+    """What the trainer tells an objective about the current step.
+
+    `step` is the number of accepted microbatches, by which an objective's own schedules
+    go. `key` is drawn anew for every attempt; a replayed microbatch gets its own again.
+    `ema` is the variables tree with the averaged leaves in place, or None without EMA.
+    """
+
+    step: Int[Array, ""]
+    key: Key[Array, ""]
+    ema: Variables | None = None
+
+
+@struct.dataclass(kw_only=True)
+class Aux(Generic[Effects]):
+    """What a loss returns beside its statistics.
+
+    `metrics` are scalars, or `Mean`s which pool over an accumulation, for the tracker.
+    `variables` replace whole collections other than `params`, BatchNorm's averages for
+    example. `qk_stats` is the collection that attention layers sowed, nested by module
+    path: `max_logits` holds a one-tuple of float32 [rows, heads], the largest score of
+    each head (an MLA layer adds `qk_nope`). `effects` are additive observations that
+    are applied once a commit, through `Objective.apply_effects`.
+    """
+
+    metrics: Mapping[str, Any] = struct.field(default_factory=dict)
+    variables: Variables | None = None
+    qk_stats: Variables | None = None
+    effects: Effects | None = None
+
+
+@struct.dataclass
+class Prediction:
+    """What a token objective scored a batch with, for a teacher to compare.
+
+    `logits` are the forward's float32 scores, `losses` and `weights` the loss of each
+    position and its weight in the objective's sum, `hidden` the states of the layers
+    that were asked for, in that order.
+    """
+
+    logits: Float[Array, "batch seq vocab"]
+    losses: Float[Array, "batch seq"]
+    weights: Float[Array, "batch seq"]
+    hidden: tuple[Float[Array, "batch seq embed"], ...] = ()
+
+
+@dataclass(frozen=True)
+class EMASpec:
+    """Which leaves an exponential moving average follows, and how closely.
+
+    After commit number n (from 0) an averaged leaf becomes
+    decay(n) · average + (1 - decay(n)) · live.
+    """
+
+    decay: optax.Schedule
+    select: PathFilter = everything
+
+
+class Objective(ABC, Generic[Loss, Effects]):
+    """What is being learned: the variables, the loss, and what an evaluation yields.
+
+    `artifact` is the type that `evaluate` returns, None when it returns nothing. `ema`
+    asks for an average. `inputs` are the shapes and dtypes of one example. `held` names
+    the collections that a run holds and never moves; of them, what `held_variables`
+    supplies is not written into checkpoints.
+    """
+
+    artifact: ClassVar[type | None] = None
+    held: ClassVar[tuple[str, ...]] = (FROZEN,)
+    ema: EMASpec | None = None
+
+    @property
+    @abstractmethod
+    def inputs(self) -> InputSpec:
+        """Shapes and dtypes of one example, from which variables are drawn."""
+
+    @property
+    def bank_sites(self) -> tuple[DecoderBank, ...]:
+        """The scanned stacks that this objective evaluates; usually none.
+
+        Each names a decoder's place below every collection, and the view between its
+        canonical layers and the stacked bank. Variables and optimizer trees stay
+        canonical.
+        """
+        return ()
+
+    @property
+    def initializer(self) -> Initializer:
+        """`init` with the held variables bound as arguments of whatever JIT takes it.
+
+        Closed over, a loaded checkpoint would be compiled into the executable.
+        """
+        return Initializer(self.init, variables=self.held_variables())
+
+    def held_variables(self) -> Variables | None:
+        """The arrays that this objective starts from, None when it draws them all.
+
+        Read once by the trainer, which passes them back to `init`.
+        """
+        return None
+
+    @abstractmethod
+    def init(self, key: jax.Array, variables: Variables | None = None) -> Variables:
+        """Returns the whole variables tree from one key; pure.
+
+        `variables` is the held tree, as the trainer passes it in; None means the
+        objective's own `held_variables()`.
+        """
+
+    @abstractmethod
+    def loss(
+        self, params: Variables, batch: Batch, step: Step
+    ) -> tuple[Loss, Aux[Effects]]:
+        """Returns the additive statistics of one batch, and the reports beside them.
+
+        `params` is the whole variables tree. A `Mean` shares one mass over records; a
+        scalar is one term of unit mass; any other PyTree is the objective's own, its
+        leaves are added over microbatches, and `reduce_loss` makes the value.
+        """
+
+    def reduce_loss(self, stats: Loss) -> tuple[jax.Array, jax.Array]:
+        """Returns the value of pooled statistics, and whether they have support.
+
+        Raises:
+            ValueError: the statistics are neither a `Mean` nor one real number.
+        """
+        if isinstance(stats, Mean):
+            return mean_loss(stats)
+        return _scalar(stats, self), jnp.asarray(True)
+
+    def apply_effects(self, variables: Variables, effects: Effects) -> Variables:
+        """Returns the collections that a window's summed effects replace.
+
+        Raises:
+            TypeError: this objective returns effects but does not say what they do.
+        """
+        raise TypeError(f"{type(self).__name__} lacks apply_effects for its effects")
+
+    def predict(
+        self,
+        params: Variables,
+        batch: Batch,
+        step: Step,
+        *,
+        train: bool,
+        layers: Sequence[int] = (),
+    ) -> tuple[Mean, Aux[Effects], Prediction]:
+        """Returns the loss as `loss` has it, with the prediction behind it.
+
+        The statistics are one `Mean` over the positions that the weights count. `train`
+        turns dropout on as `loss` does; a frozen teacher scores with it off.
+
+        Raises:
+            TypeError: this objective scores no token logits.
+        """
+        raise TypeError(f"{type(self).__name__} lacks predict: it scores no tokens")
+
+    def evaluate(self, params: Variables, batch: Batch, step: Step) -> Artifacts | None:
+        """Returns scores for every row of the global batch, None where there are none.
+
+        Called outside the training step, on every process; draws no samples.
+        """
+        return None
+
+    def pipeline(self, state: TrainState, *, ema: bool = True) -> Task:
+        """Returns the trained model as its inference task, over the state's weights.
+
+        `ema=True` takes `state.averaged` where the run keeps an average; False takes
+        the live weights.
+
+        Raises:
+            TypeError: this objective has no inference task.
+        """
+        raise TypeError(f"{type(self).__name__} lacks pipeline: it has no task")
+
+    def preview(
+        self,
+        params: Variables,
+        batch: Batch,
+        step: Step,
+        *,
+        scored: Artifacts | None = None,
+    ) -> Artifacts | None:
+        """Returns what to show of one batch; `scored` where that has been made."""
+        return scored if scored is not None else self.evaluate(params, batch, step)
+
+
+def _scalar(value: Any, objective: Objective[Any, Any]) -> jax.Array:
+    """The value as a float32 or wider scalar."""
+    name = type(objective).__name__
+    if jax.tree.structure(value) != jax.tree.structure(0):
+        raise ValueError(
+            f"{name}.loss must return a Mean or a scalar, or {name} must define "
+            f"reduce_loss; got {type(value).__name__}"
+        )
+    array = jnp.asarray(value)
+    if array.shape or jnp.issubdtype(array.dtype, jnp.complexfloating):
+        raise ValueError(
+            f"{name}.loss must return one real number or a Mean, got {array.dtype} of "
+            f"shape {array.shape}"
+        )
+    return _wide(array)
+
+
+def scalar_loss(
+    objective: Objective[Loss, Effects],
+    variables: Variables,
+    batch: Batch,
+    step: Step,
+) -> tuple[jax.Array, Aux[Effects]]:
+    """Evaluates and reduces the loss in one go, for direct differentiation."""
+    stats, aux = objective.loss(variables, batch, step)
+    return objective.reduce_loss(stats)[0], aux
+
+
+class Metric(Protocol[S]):
+    """Reduces a validation pass to one number, on the host.
+
+    `reads` is the type of artifact that a call turns into a contribution. The first
+    contribution starts a pass; `merge` may update the accumulator in place. Metrics
+    keep nothing between passes and talk to no other process.
+    """
+
+    reads: type
+
+    def __call__(self, artifact: Any, /) -> S:
+        """The contribution of one batch."""
+        ...
+
+    def merge(self, accumulated: S, contribution: S, /) -> S:
+        """The accumulator with one more contribution in it."""
+        ...
+
+    def finalize(self, accumulated: S, /) -> float:
+        """The number that the pass comes to."""
+        ...
+
+
+def merge_totals(
+    accumulated: tuple[float, float], contribution: tuple[float, float]
+) -> tuple[float, float]:
+    """Adds one batch's (total, count) into a metric's accumulator.
+
+    A statistic that is a sum over a count merges so, whatever the sizes of batches.
+    """
+    return accumulated[0] + contribution[0], accumulated[1] + contribution[1]
+
+
+def mean_of_totals(accumulated: tuple[float, float]) -> float:
+    """Divides a metric's total by its count.
+
+    Raises:
+        ValueError: the count is zero, so the pass held nothing to average.
+    """
+    total, count = accumulated
+    if count == 0:
+        raise ValueError(
+            "the validation pass was empty: a total of "
+            f"{total} over a count of 0 has no mean"
+        )
+    return total / count

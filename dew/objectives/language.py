@@ -1,0 +1,167 @@
+"""Causal language modelling: predict each token from those before it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+from dew.objectives.base import (
+    Aux,
+    EMASpec,
+    InputSpec,
+    Mean,
+    Objective,
+    Prediction,
+    Step,
+    mean_of_totals,
+    merge_totals,
+)
+from dew.source import Source
+from dew.state import TrainState
+from dew.tasks.text import TextGeneration
+from dew.tree import cast, freeze, thaw
+from dew.typing import Batch, PathFilter, Variables
+
+INPUTS = ("tokens", "positions", "segment_ids", "mask")
+"""What of a batch the model reads."""
+
+
+@struct.dataclass
+class TokenScores:
+    """Loss and weight of every position of a batch, each [batch, seq]."""
+
+    losses: Float[Array, "batch seq"]
+    weights: Float[Array, "batch seq"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CausalLM(Objective[Mean, None]):
+    """Cross-entropy of the next token, in nats, averaged over the tokens predicted.
+
+    Batches hold `tokens` [batch, seq] and may hold `positions`, `segment_ids` (no token
+    is predicted across a boundary, none of segment 0), `mask` (true marks real tokens)
+    and `loss_mask` (true marks tokens to be predicted, as for completions only).
+
+    Weights train in `param_dtype`; what the model computes in is the model's own
+    `dtype`. `trainable` freezes the leaves that it rejects.
+    """
+
+    source: Source
+    seq_len: int
+    trainable: PathFilter | None = None
+    ema: EMASpec | None = None
+    param_dtype: Any = jnp.float32
+
+    artifact: ClassVar[type | None] = TokenScores
+
+    @property
+    def inputs(self) -> InputSpec:
+        """One row of tokens."""
+        return {"tokens": jax.ShapeDtypeStruct((self.seq_len,), jnp.int32)}
+
+    def held_variables(self) -> Variables | None:
+        """The weights that were loaded, if any."""
+        return self.source.variables
+
+    def init(self, key: jax.Array, variables: Variables | None = None) -> Variables:
+        """The loaded weights in `param_dtype`, or new ones drawn from `key`."""
+        variables = self.held_variables() if variables is None else variables
+        if variables is None:
+            example = {"tokens": jnp.zeros((1, self.seq_len), jnp.int32)}
+            variables = self.source.draw(key, example)
+        whole = cast(variables, self.param_dtype)
+        return whole if self.trainable is None else freeze(whole, self.trainable)
+
+    def loss(
+        self, params: Variables, batch: Batch, step: Step
+    ) -> tuple[Mean, Aux[None]]:
+        """The summed loss over the number of tokens predicted."""
+        stats, aux, _ = self.predict(params, batch, step, train=True)
+        return stats, aux
+
+    def predict(
+        self,
+        params: Variables,
+        batch: Batch,
+        step: Step,
+        *,
+        train: bool,
+        layers: Sequence[int] = (),
+    ) -> tuple[Mean, Aux[None], Prediction]:
+        """The loss, with logits and hidden states behind it."""
+        inputs = {name: batch[name] for name in INPUTS if name in batch}
+        rngs = {"dropout": step.key} if train else None
+        outputs = self.source.model.apply(
+            thaw(params), inputs, train=train, layers=tuple(layers), rngs=rngs
+        )
+        weights = next_token_weights(batch)
+        losses = next_token_losses(outputs.logits, batch["tokens"])
+        prediction = Prediction(outputs.logits, losses, weights, outputs.hidden)
+        return Mean.of(losses, weights), Aux(), prediction
+
+    def evaluate(self, params: Variables, batch: Batch, step: Step) -> TokenScores:
+        """Loss and weight of every token, dropout off."""
+        return self._score(params, dict(batch), step)
+
+    @partial(jax.jit, static_argnums=0)
+    def _score(self, params: Variables, batch: Batch, step: Step) -> TokenScores:
+        _, _, prediction = self.predict(params, batch, step, train=False)
+        return TokenScores(prediction.losses, prediction.weights)
+
+    def pipeline(self, state: TrainState, *, ema: bool = True) -> TextGeneration:
+        """The trained model, ready to continue texts and to be saved."""
+        averaged = state.averaged if ema else None
+        variables = state.variables if averaged is None else averaged
+        return TextGeneration(self.source, thaw(variables))
+
+
+def next_token_weights(batch: Batch) -> Float[Array, "batch seq"]:
+    """1 where a real token predicts the next real token of its own document, else 0."""
+    real = jnp.ones(batch["tokens"].shape, bool)
+    if "mask" in batch:
+        real = batch["mask"].astype(bool)
+    counted = real & _next(real)
+    if "segment_ids" in batch:
+        segments = batch["segment_ids"]
+        counted &= (segments == jnp.roll(segments, -1, axis=1)) & (segments != 0)
+    if "loss_mask" in batch:
+        counted &= _next(batch["loss_mask"].astype(bool))
+    return counted.astype(jnp.float32)
+
+
+def next_token_losses(
+    logits: Float[Array, "batch seq vocab"], tokens: Int[Array, "batch seq"]
+) -> Float[Array, "batch seq"]:
+    """-log softmax(logits) of the following token, float32; the last position is 0."""
+    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    labels = jnp.roll(tokens, -1, axis=1)
+    chosen = jnp.take_along_axis(logits, labels[:, :, None], axis=-1)[:, :, 0]
+    losses = jax.nn.logsumexp(logits, axis=-1) - chosen
+    return losses.at[:, -1].set(0)
+
+
+def _next(flags: Bool[Array, "batch seq"]) -> Bool[Array, "batch seq"]:
+    """Each position's flag of the one after it; False for the last."""
+    return jnp.roll(flags, -1, axis=1).at[:, -1].set(False)
+
+
+class Perplexity:
+    """exp of the mean loss over every token of the pass, never a mean of means."""
+
+    reads = TokenScores
+
+    def __call__(self, artifact: TokenScores, /) -> tuple[float, float]:
+        """Summed loss and number of tokens of one batch."""
+        stats = Mean.of(artifact.losses, artifact.weights)
+        return float(stats.total), float(stats.mass)
+
+    merge = staticmethod(merge_totals)
+
+    def finalize(self, accumulated: tuple[float, float], /) -> float:
+        """Perplexity per token."""
+        return float(jnp.exp(mean_of_totals(accumulated)))

@@ -1,0 +1,68 @@
+"""The record of a training run between two steps."""
+
+from typing import Any
+
+from flax import struct
+from jaxtyping import Array, Int, Key
+
+from dew.tree import merge
+from dew.typing import Variables
+
+
+@struct.dataclass
+class Replay:
+    """What it takes to evaluate the microbatches of an open window once more.
+
+    Every leaf has a leading axis of one entry per microbatch: the batches, the keys
+    that they were first evaluated with, and the collections beside `params` as they
+    were on entry.
+    """
+
+    batches: Any
+    keys: Key[Array, " window"]
+    steps: Int[Array, " window"]
+    collections: Any
+
+
+@struct.dataclass
+class Window:
+    """What the accepted microbatches since the last commit add up to.
+
+    `gradient` is the sum of the numerators' gradients where statistics are a `Mean` or
+    a scalar; composite statistics fill `replay` instead.
+    """
+
+    count: Int[Array, ""]
+    stats: Any
+    metrics: Any
+    gradient: Any
+    effects: Any
+    qk_stats: Any
+    replay: Replay | None
+
+
+@struct.dataclass
+class TrainState:
+    """All of a run but its data: three clocks, variables, optimizer, EMA, root key.
+
+    `attempts` counts microbatches tried and drives random keys; `accepted` counts those
+    that were finite and drives the objective's schedules; `commits` counts optimizer
+    updates and drives the optimizer, its schedules and the EMA. `rejected` microbatches
+    and `dropped` windows are counted since the last accepted or committed one.
+    """
+
+    attempts: Int[Array, ""]
+    accepted: Int[Array, ""]
+    commits: Int[Array, ""]
+    rejected: Int[Array, ""]
+    dropped: Int[Array, ""]
+    key: Key[Array, ""]
+    variables: Any
+    optimizer: Any
+    ema: Any
+    window: Window | None
+
+    @property
+    def averaged(self) -> Variables | None:
+        """The variables with the EMA's leaves in place, or None without an EMA."""
+        return None if self.ema is None else merge(self.variables, self.ema)

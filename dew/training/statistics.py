@@ -1,0 +1,164 @@
+"""Statistics of microbatches, their gradients, and how a window pools them.
+
+The gradient of a window is exactly that of one large batch. For a `Mean` or a scalar,
+the numerators' gradients are summed and divided by the pooled mass. Any other
+statistics are pooled first, and each microbatch's pullback is replayed under the pooled
+cotangent, with the key and the collections that it was first evaluated with.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from dew.objectives.base import Aux, Mean, Objective, Step
+from dew.state import TrainState, Window
+from dew.tree import flatten, merge, slashed
+from dew.typing import Batch, Variables
+
+
+class Attempt(NamedTuple):
+    """One microbatch evaluated: statistics, reports, and its gradient if it has one."""
+
+    stats: Any
+    aux: Aux[Any]
+    gradient: Any
+
+
+def evaluate(
+    objective: Objective[Any, Any],
+    variables: Variables,
+    batch: Batch,
+    step: Step,
+    *,
+    alone: bool,
+) -> Attempt:
+    """Evaluates one microbatch.
+
+    The gradient is that of the numerator for a `Mean` or a scalar, which becomes a
+    `Mean` of unit mass. For other statistics it is that of the reduced value if the
+    microbatch is a window `alone`, and None if it must wait for the others.
+    """
+
+    def loss(params: Any) -> tuple[Any, Aux[Any]]:
+        stats, aux = objective.loss({**variables, "params": params}, batch, step)
+        return _as_mean(objective, stats), aux
+
+    def value(params: Any) -> tuple[Any, Attempt]:
+        stats, aux = loss(params)
+        linear = _is_linear(objective, stats)
+        number = _numerator(stats) if linear else objective.reduce_loss(stats)[0]
+        return number, Attempt(stats, aux, None)
+
+    params = variables["params"]
+    shapes, _ = jax.eval_shape(loss, params)
+    if not alone and not _is_linear(objective, shapes):
+        return Attempt(*loss(params), None)
+    gradient, attempt = jax.grad(value, has_aux=True)(params)
+    return attempt._replace(gradient=jax.tree.map(_wide, gradient))
+
+
+def pooled_gradient(
+    objective: Objective[Any, Any], state: TrainState, window: Window
+) -> Any:
+    """The gradient of the window's value by `params`, as of one large batch."""
+    if window.replay is not None:
+        return _replayed(objective, state, window)
+    if _is_linear(objective, window.stats):
+        mass = jnp.where(window.stats.mass > 0, window.stats.mass, 1)
+        return jax.tree.map(lambda g: g / mass.astype(g.dtype), window.gradient)
+    return window.gradient
+
+
+def replaced(
+    objective: Objective[Any, Any], variables: Variables, new: Variables | None
+) -> Variables:
+    """The variables with whole collections replaced.
+
+    Raises:
+        ValueError: a replacement holds `params`, a held or an unknown collection, or
+            another tree; all faults are named.
+    """
+    if new is None:
+        return variables
+    faults = []
+    for name in new:
+        if name == "params" or name in objective.held:
+            faults.append(f"{name} is not a loss's to replace")
+        elif name not in variables:
+            faults.append(f"{name} is no collection of this run: {sorted(variables)}")
+        else:
+            faults += _differences(name, variables[name], new[name])
+    if faults:
+        raise ValueError(
+            f"{type(objective).__name__} replaces variables wrongly: "
+            + "; ".join(faults)
+        )
+    return {**variables, **new}
+
+
+def _differences(name: str, old: Variables, new: Variables) -> list[str]:
+    """What of a collection's replacement is not as the collection itself."""
+    before, after = ({p: _kind(x) for p, x in flatten(t).items()} for t in (old, new))
+    faults = []
+    for path in {**before, **after}:
+        was, now = before.get(path, "absent"), after.get(path, "absent")
+        if was != now:
+            faults.append(f"{name}/{slashed(path)} was {was} and would be {now}")
+    return faults
+
+
+def _kind(leaf: Any) -> str:
+    return f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
+
+
+def _as_mean(objective: Objective[Any, Any], stats: Any) -> Any:
+    """A plain scalar as a term of unit mass; anything else as it is."""
+    if _has_own_reduction(objective) or isinstance(stats, Mean):
+        return stats
+    number, _ = objective.reduce_loss(stats)
+    return Mean(number, jnp.ones_like(number))
+
+
+def _has_own_reduction(objective: Objective[Any, Any]) -> bool:
+    return type(objective).reduce_loss is not Objective.reduce_loss
+
+
+def _is_linear(objective: Objective[Any, Any], stats: Any) -> bool:
+    """Whether gradients of such statistics add up without a replay."""
+    return isinstance(stats, Mean) and not _has_own_reduction(objective)
+
+
+def _numerator(stats: Mean) -> Array:
+    """The sum of a `Mean`, with no gradient where there is no mass."""
+    return _wide(jnp.where(jnp.asarray(stats.mass) > 0, stats.total, 0))
+
+
+def _wide(leaf: Any) -> Array:
+    return jnp.asarray(leaf, jnp.promote_types(jnp.result_type(leaf), jnp.float32))
+
+
+def _replayed(objective: Objective[Any, Any], state: TrainState, window: Window) -> Any:
+    """The sum of the pullbacks of all microbatches under the pooled cotangent."""
+
+    def value(stats: Any) -> Array:
+        return objective.reduce_loss(stats)[0]
+
+    cotangent = jax.grad(value, allow_int=True)(window.stats)
+    params = state.variables["params"]
+
+    def pull(total: Any, row: Any) -> tuple[Any, None]:
+        entry = {**state.variables, **row.collections}
+        ema = None if state.ema is None else merge(entry, state.ema)
+        step = Step(row.steps, row.keys, ema)
+
+        def stats_of(params: Any) -> Any:
+            return objective.loss({**entry, "params": params}, row.batches, step)[0]
+
+        _, pullback = jax.vjp(stats_of, params)
+        (gradient,) = pullback(cotangent)
+        return jax.tree.map(jnp.add, total, jax.tree.map(_wide, gradient)), None
+
+    start = jax.tree.map(lambda p: jnp.zeros_like(_wide(p)), params)
+    return jax.lax.scan(pull, start, window.replay)[0]
