@@ -1,0 +1,37 @@
+"""ATen in JAX: one pure function an overload, keyed by the name torch writes it with.
+
+`str(torch.ops.aten.add.Tensor)` is `"aten.add.Tensor"`. Names and not the overloads
+themselves: a torch that lacks one of them still imports this table.
+"""
+
+from dew.bridges.ops import (
+    conv,
+    create,
+    fft,
+    index,
+    matmul,
+    norm,
+    pointwise,
+    random,
+    reduce,
+    resize,
+    shape,
+)
+from dew.bridges.ops.random import draws as draws
+from dew.bridges.ops.table import Op as Op
+from dew.bridges.ops.table import torch_arithmetic as torch_arithmetic
+
+TABLE: dict[str, Op] = {
+    **pointwise.OPS,
+    **shape.OPS,
+    **create.OPS,
+    **reduce.OPS,
+    **matmul.OPS,
+    **index.OPS,
+    **norm.OPS,
+    **conv.OPS,
+    **resize.OPS,
+    **fft.OPS,
+    **random.OPS,
+}
+"""Every op that lowers, less those a program adds with `dew.bridges.implements`."""
