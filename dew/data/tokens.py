@@ -1,0 +1,62 @@
+"""Texts to token ids."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from jaxtyping import Int32
+from tokenizers import Tokenizer
+
+Tokens: TypeAlias = Int32[np.ndarray, "_"]
+"""One document, or a part of one; of any length, hence no name for the axis."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encode:
+    """Tokenizes whole documents, each between `bos_id` and `eos_id` where given.
+
+    The tokenizer's own template, truncation and padding are not applied. A document
+    without tokens stays empty: it gets no `bos_id` or `eos_id` either.
+    """
+
+    tokenizer: Tokenizer
+    bos_id: int | None = None
+    eos_id: int | None = None
+
+    def __post_init__(self) -> None:
+        named = {"bos_id": self.bos_id, "eos_id": self.eos_id}
+        faults = [
+            f"{name} must be one of the tokenizer's {self.tokenizer.get_vocab_size()} "
+            f"tokens, got {token}"
+            for name, token in named.items()
+            if token is not None
+            and (token < 0 or self.tokenizer.id_to_token(token) is None)
+        ]
+        if faults:
+            raise ValueError("; ".join(faults))
+        if self.tokenizer.truncation or self.tokenizer.padding:
+            # A tokenizer.json may hold either, and would cut documents in silence. The
+            # caller's own tokenizer is left as it is.
+            tokenizer = Tokenizer.from_str(self.tokenizer.to_str())
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+            object.__setattr__(self, "tokenizer", tokenizer)
+
+    def __call__(self, texts: Sequence[str]) -> list[Tokens]:
+        """Returns the tokens of each document, however many.
+
+        The Rust side spreads one call over the cores; Python threads do not, 16 of them
+        on 2 cores being half as fast as one.
+        """
+        encodings = self.tokenizer.encode_batch_fast(
+            list(texts), add_special_tokens=False
+        )
+        return [self._framed(encoding.ids) for encoding in encodings]
+
+    def _framed(self, ids: list[int]) -> Tokens:
+        if not ids:
+            return np.zeros(0, np.int32)
+        before = [] if self.bos_id is None else [self.bos_id]
+        after = [] if self.eos_id is None else [self.eos_id]
+        return np.asarray([*before, *ids, *after], np.int32)
