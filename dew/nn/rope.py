@@ -10,7 +10,7 @@ which gives torch's own bits but for one entry in a hundred.
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +23,7 @@ def powers(theta: float, dim: int) -> np.ndarray:
     return np.power(np.float64(theta), exponents.astype(np.float64)).astype(np.float32)
 
 
+@runtime_checkable
 class Scaling(Protocol):
     """How the frequencies of a `Rope` change with the context."""
 
