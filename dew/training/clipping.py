@@ -1,0 +1,138 @@
+"""QK-Clip: attention logits held below a threshold by rescaling their weights.
+
+Kimi Team, "Kimi K2: Open Agentic Intelligence" (2025), section 2.1 (MuonClip).
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from einops import rearrange
+from jaxtyping import Array, Float
+
+from dew.tree import flatten, slashed
+from dew.typing import Path, Variables
+
+
+def qk_clip(tau: float, *, alpha: float = 0.5) -> optax.GradientTransformationExtraArgs:
+    """Rescales the queries and keys of heads whose largest logit exceeded `tau`.
+
+    The last of a chain, as in `adamw(…).then(qk_clip(100.0))`: it acts on the weights
+    as the step leaves them. A head with maximum m gets gamma = min(1, tau / m); its
+    query weight and bias are multiplied by gamma**alpha, its key's by
+    gamma**(1 - alpha). Where several query heads read one key head, the key takes the
+    strictest gamma among them, so every head ends at or below `tau`, and the milder
+    ones of that group somewhat lower than they had to. In a layer with `qk_nope`
+    (multi-head latent attention) only the first `qk_nope` rows of a head are treated
+    so; the rotary rows of its query take the whole gamma, and rotary keys, which all
+    heads share, stay.
+
+    `update` takes `qk_stats=`, the `qk` collection of the forward pass: nested by
+    module path, each attention layer holding `max_logits`, a tuple of [rows, heads]
+    arrays. None steps aside, and so does a layer whose q and k are not among `params`.
+    A maximum that is not finite clips nothing: rejecting such a step is the trainer's.
+
+    Raises:
+        ValueError: on `update`, where a layer cannot be clipped: it holds only one of
+            q and k, or norms after them that would undo the scale; or where `params`
+            has none of the layers.
+    """
+    if not tau > 0:
+        raise ValueError(f"tau must be > 0, got {tau}")
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"alpha must lie in [0, 1], got {alpha}")
+
+    def update(
+        updates: Any,
+        state: Any,
+        params: Any = None,
+        *,
+        qk_stats: Variables | None = None,
+        **extra: Any,
+    ) -> tuple[Any, Any]:
+        if qk_stats is None:
+            return updates, state
+        scales = _scales(flatten(params), qk_stats, tau, alpha)
+
+        def rescale(keys: Any, step: Any, weight: Any) -> Any:
+            scale = scales.get(tuple(key.key for key in keys))
+            return step if scale is None else _rescaled(weight, step, scale)
+
+        return jax.tree_util.tree_map_with_path(rescale, updates, params), state
+
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+
+
+def _scales(
+    params: dict[Path, Any], qk_stats: Variables, tau: float, alpha: float
+) -> dict[Path, Float[Array, "heads dim"]]:
+    """What each query and key leaf is multiplied by, row by row of each head."""
+    stats = flatten(qk_stats)
+    layers = {
+        ("params", *path[:-1]): path for path in stats if path[-1] == "max_logits"
+    }
+    found = {layer: _queries_and_keys(params, layer) for layer in layers}
+    if not any(found.values()):
+        raise ValueError(
+            f"qk_stats holds {', '.join(map(slashed, layers)) or 'no max_logits'}, but "
+            f"params has q and k under none of that; its paths look like "
+            f"{', '.join(slashed(path) for path in list(params)[:3])}"
+        )
+    scales = {}
+    for layer, maxima in layers.items():
+        gamma = _gamma(stats[maxima], tau)
+        width = stats.get((*maxima[:-1], "qk_nope"))
+        for path in found[layer]:
+            heads, dim = params[path].shape[:2]
+            # Without qk_nope every row is treated alike.
+            nope = jnp.arange(dim) < (dim if width is None else _scalar(width))
+            if path[len(layer)] == "q":
+                treated, rotary = gamma**alpha, gamma
+            else:
+                strictest = rearrange(gamma, "(k g) -> k g", k=heads).min(axis=1)
+                treated, rotary = strictest ** (1 - alpha), jnp.ones_like(strictest)
+            scales[path] = jnp.where(nope[None], treated[:, None], rotary[:, None])
+    return scales
+
+
+def _queries_and_keys(params: dict[Path, Any], layer: Path) -> list[Path]:
+    """The leaves of a layer that set its logits; none where the layer is held."""
+    under = [path for path in params if path[: len(layer)] == layer]
+    names = {path[len(layer)] for path in under}
+    norms, pair = names & {"q_norm", "k_norm"}, names & {"q", "k"}
+    if pair and norms:
+        raise ValueError(
+            f"{slashed(layer)} has {' and '.join(sorted(norms))}, which undo any scale "
+            f"of q and k: QK-Clip cannot hold its logits; leave qk_clip out, the norms "
+            f"bound them already"
+        )
+    if len(pair) == 1:
+        raise ValueError(
+            f"{slashed(layer)} trains {pair.pop()} alone, but QK-Clip rescales q and k "
+            f"together; train both, hold both, or leave qk_clip out"
+        )
+    return [path for path in under if path[len(layer)] in pair]
+
+
+def _gamma(maxima: Any, tau: float) -> Float[Array, " heads"]:
+    """min(1, tau / m) for each head, m over all rows and all calls of the layer."""
+    rows = jnp.concatenate(
+        [leaf.astype(jnp.float32) for leaf in jax.tree.leaves(maxima)]
+    )
+    largest = rows.max(axis=0)
+    above = jnp.isfinite(largest) & (largest > tau)
+    return jnp.where(above, tau / largest, 1.0)
+
+
+def _rescaled(weight: Any, step: Any, scale: Float[Array, "heads dim"]) -> Any:
+    """The update after which `weight` stands at (weight + step) · scale."""
+    scale = jax.lax.expand_dims(scale, range(2, weight.ndim))
+    wide_weight, wide_step = weight.astype(scale.dtype), step.astype(scale.dtype)
+    # Not (weight + step) · scale - weight, which would round where scale is 1.
+    return (wide_step * scale + wide_weight * (scale - 1)).astype(step.dtype)
+
+
+def _scalar(width: Any) -> Any:
+    """Unpacks the one-tuple that flax sows."""
+    return jax.tree.leaves(width)[0]
