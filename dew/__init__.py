@@ -1,1 +1,4 @@
 """The bridge between PyTorch and JAX for people who train models."""
+
+from dew.roads import load as load
+from dew.roads import save as save

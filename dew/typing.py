@@ -1,7 +1,7 @@
 """The words every package shares: trees, batches, and the model protocol."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from flax import struct
 from jaxtyping import Array, Float
@@ -32,6 +32,7 @@ class Outputs:
     hidden: tuple[Float[Array, "batch seq embed"], ...] = ()
 
 
+@runtime_checkable
 class Model(Protocol):
     """A network as pure functions of its variables; objectives know nothing else.
 

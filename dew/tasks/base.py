@@ -1,11 +1,12 @@
 """What every inference task is."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from dew.source import Source
 from dew.typing import Variables
 
 
+@runtime_checkable
 class Task(Protocol):
     """A trained model put to use: where it came from, and the weights it uses now.
 

@@ -1,0 +1,113 @@
+"""From an address to a folder on this machine, fetched where it lies elsewhere."""
+
+import hashlib
+import json
+import os
+import re
+from pathlib import Path
+
+import fsspec
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+)
+
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?")
+_HUB_FILES = (
+    "*.json",
+    "*.safetensors",
+    "*.jinja",
+    "*.model",
+    "*.txt",
+    "*.tiktoken",
+    "*.md",
+    "LICENSE*",
+    "NOTICE*",
+)
+
+
+def local_folder(address: str | os.PathLike[str]) -> Path:
+    """Returns the folder that an address names, fetched first if it lies elsewhere.
+
+    An address is a folder, `hf://org/name` or `org/name` with `@revision` where wanted,
+    or a URL of any file system that fsspec knows (`gs://bucket/model`).
+
+    Raises:
+        ValueError: there is no such folder.
+    """
+    text = os.fspath(address)
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if path.exists():
+        raise ValueError(f"{text} is a file; a model is the folder that holds it")
+    if text.startswith("hf://"):
+        return _from_hub(text.removeprefix("hf://").removeprefix("models/"), text)
+    if "://" in text:
+        return _fetched(text)
+    if HUB_ID.fullmatch(text):
+        return _from_hub(text, text)
+    raise ValueError(f"there is no folder {text}")
+
+
+def _from_hub(name: str, address: str) -> Path:
+    repository, _, revision = name.rstrip("/").partition("@")
+    try:
+        return Path(
+            snapshot_download(
+                repository,
+                revision=revision or None,
+                allow_patterns=list(_HUB_FILES),
+                ignore_patterns=["original/*", "onnx/*"],
+            )
+        )
+    except (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        OSError,
+    ) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(
+            f"{address} is neither a folder here nor to be had from the hub: {reason}"
+        ) from error
+
+
+def _fetched(address: str) -> Path:
+    """Copies a remote folder into the cache; files that did not change stay."""
+    try:
+        files, root = fsspec.core.url_to_fs(address)
+        listed = [file for file in files.find(root) if not _hidden(file, root)]
+    except (ValueError, ImportError, OSError) as error:
+        raise ValueError(f"{address} cannot be listed: {error}") from error
+    if not listed:
+        raise ValueError(f"{address} holds no files")
+    target = cache_folder() / hashlib.sha256(address.encode()).hexdigest()[:16]
+    target.mkdir(parents=True, exist_ok=True)
+    note = target / ".fetched.json"
+    known = json.loads(note.read_text()) if note.exists() else {}
+    marks = {}
+    for file in listed:
+        name = file.removeprefix(root).lstrip("/")
+        marks[name] = str(files.checksum(file))
+        if known.get(name) != marks[name] or not (target / name).exists():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            partial = target / f"{name}.partial"
+            files.get_file(file, str(partial))
+            partial.replace(target / name)
+    for name in set(known) - set(marks):
+        (target / name).unlink(missing_ok=True)
+    note.write_text(json.dumps(marks))
+    return target
+
+
+def _hidden(file: str, root: str) -> bool:
+    return any(part.startswith(".") for part in file.removeprefix(root).split("/"))
+
+
+def cache_folder() -> Path:
+    """Where fetched folders are kept: $DEW_CACHE, else the user's cache."""
+    base = os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")
+    return Path(os.environ.get("DEW_CACHE", Path(base) / "dew"))

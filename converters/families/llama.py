@@ -1,0 +1,81 @@
+"""Llama 1, 2, 3.x and every model of its shape (SmolLM2, Yi, TinyLlama …)."""
+
+from dew.converters.family import Copy, Family
+from dew.converters.fields import Inert, Quotient, Read, Same, Use
+from dew.converters.ropes import RopeFields
+from dew.converters.rules import Rule
+
+FIELDS = {
+    "vocab_size": Use("vocab", 32000),
+    "hidden_size": Use("embed", 4096),
+    "num_hidden_layers": Use("layers", 32),
+    "num_attention_heads": Use("attention.heads", 32),
+    "num_key_value_heads": Use("attention.kv_heads", Same("num_attention_heads")),
+    "head_dim": Use(
+        "attention.head_dim", Quotient("hidden_size", "num_attention_heads")
+    ),
+    "attention_bias": Use(("attention.qkv_bias", "attention.out_bias"), False),
+    "attention_dropout": Use("attention.dropout", 0.0),
+    "intermediate_size": Use("mlp.dim", 11008),
+    "hidden_act": Use("mlp.activation", "silu"),
+    "mlp_bias": Use("mlp.bias", False),
+    "rms_norm_eps": Use("norm_eps", 1e-6),
+    "tie_word_embeddings": Use("tied", False),
+    "initializer_range": Use("init_std", 0.02),
+    "max_position_embeddings": Read(2048),
+    "pretraining_tp": Inert(1),
+    "rope_interleaved": Inert(False),
+}
+
+ATTENTION = "model.layers.{n}.self_attn."
+MLP = "model.layers.{n}.mlp."
+RULES = (
+    Rule("model.embed_tokens.weight", "embed/weight"),
+    *(
+        rule
+        for x in "qkv"
+        for rule in (
+            Rule(
+                f"{ATTENTION}{x}_proj.weight",
+                f"layers/{{n}}/attn/{x}/weight",
+                "(heads dim) embed -> heads dim embed",
+            ),
+            Rule(
+                f"{ATTENTION}{x}_proj.bias",
+                f"layers/{{n}}/attn/{x}/bias",
+                "(heads dim) -> heads dim",
+            ),
+        )
+    ),
+    Rule(
+        f"{ATTENTION}o_proj.weight",
+        "layers/{n}/attn/o/weight",
+        "embed (heads dim) -> embed heads dim",
+    ),
+    Rule(f"{ATTENTION}o_proj.bias", "layers/{n}/attn/o/bias"),
+    *(
+        Rule(f"{MLP}{x}_proj.{kind}", f"layers/{{n}}/mlp/{x}/{kind}")
+        for x in ("gate", "up", "down")
+        for kind in ("weight", "bias")
+    ),
+    Rule("model.layers.{n}.input_layernorm.weight", "layers/{n}/attn_norm/weight"),
+    Rule(
+        "model.layers.{n}.post_attention_layernorm.weight", "layers/{n}/mlp_norm/weight"
+    ),
+    Rule("model.norm.weight", "norm/weight"),
+    Rule("lm_head.weight", "head/weight"),
+)
+
+LLAMA = Family(
+    model_type="llama",
+    architectures=("LlamaForCausalLM", "LlamaModel", "LLaMAForCausalLM"),
+    fields=FIELDS,
+    ropes=(RopeFields(),),
+    rules=RULES,
+    copies=(
+        Copy(
+            source="lm_head.weight", target="embed/weight", flag="tie_word_embeddings"
+        ),
+    ),
+    ignored=("model.layers.{n}.self_attn.rotary_emb.inv_freq",),
+)

@@ -1,0 +1,98 @@
+"""A family of models as one value: its config fields and its tensors."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dew.converters.fields import COMMON, Field, Reading, build
+from dew.converters.ropes import RopeFields
+from dew.converters.rules import Prefix, Rule
+from dew.nn.config import DecoderConfig
+from dew.nn.decoder import Decoder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copy:
+    """A stored tensor that repeats a variable, as a tied output matrix does.
+
+    `flag` is the config field that says whether it does; without one it always does.
+    """
+
+    source: str
+    target: str
+    flag: str | None = None
+
+    @property
+    def rule(self) -> Rule:
+        """The copy as a rule."""
+        return Rule(self.source, self.target)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """What `model_type` means: how its config and its tensors become ours.
+
+    Stored names are written with the prefix `prefix`; `spellings` are the ways a file
+    may spell it. `constants` are attributes that no field of the config states, and
+    `parts` picks the class of an attribute whose annotation leaves a choice. `ignored`
+    names stored tensors that mean nothing: old buffers, mostly.
+    """
+
+    model_type: str
+    architectures: tuple[str, ...]
+    fields: Mapping[str, Field]
+    rules: tuple[Rule, ...]
+    ropes: tuple[RopeFields, ...] = ()
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    parts: Mapping[str, type] = field(default_factory=dict)
+    copies: tuple[Copy, ...] = ()
+    ignored: tuple[str, ...] = ()
+    prefix: str = "model."
+    spellings: tuple[Prefix, ...] = (Prefix(body="model."), Prefix(body=""))
+    config: type = DecoderConfig
+    model: Callable[[Any], Any] = Decoder
+
+    def read(self, config: Mapping[str, Any], ignore_fields: Sequence[str] = ()) -> Any:
+        """Builds our config from a config.json.
+
+        Raises:
+            ValueError: fields that are unknown, of the wrong kind, or of a value that
+                we do not reproduce; all of them are named.
+        """
+        reading = Reading(config=config, table={**COMMON, **self.fields})
+        attributes = {**self.constants, **reading.attributes()}
+        if not reading.faults:
+            for rope in self.ropes:
+                attributes[rope.to] = rope.read(reading)
+        names = [name for rope in self.ropes for name in rope.names]
+        reading.refuse_unknown(names, ignore_fields)
+        if reading.faults:
+            raise ValueError(
+                f"config.json of {self.model_type!r} is not reproduced by the native "
+                f"road: {'; '.join(reading.faults)}. Fields that mean nothing can be "
+                "named in ignore_fields"
+            )
+        return build(self.config, attributes, self.parts)
+
+    def flag(self, config: Mapping[str, Any], name: str) -> bool:
+        """The value of a boolean field, by the family's default where it is absent."""
+        return bool(Reading(config=config, table=self.fields).get(name))
+
+    def spelled(
+        self, spelling: Prefix
+    ) -> tuple[tuple[Rule, ...], tuple[Copy, ...], tuple[str, ...]]:
+        """Returns rules, copies and ignored names as `spelling` writes them."""
+        rules = tuple(
+            Rule(spelling.spell(r.source, self.prefix), r.target, r.layout)
+            for r in self.rules
+        )
+        copies = tuple(
+            Copy(
+                source=spelling.spell(c.source, self.prefix),
+                target=c.target,
+                flag=c.flag,
+            )
+            for c in self.copies
+        )
+        ignored = tuple(spelling.spell(name, self.prefix) for name in self.ignored)
+        return rules, copies, ignored

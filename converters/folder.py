@@ -1,0 +1,169 @@
+"""A Hugging Face folder as a value: config, tokenizer, side files and weights."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from dew.converters.weights import INDEX, Weights, read_weights
+
+CONFIG = "config.json"
+GENERATION = "generation_config.json"
+CERTIFICATE = "certificate.json"
+
+_WEIGHT_SUFFIXES = (
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".gguf",
+    ".h5",
+    ".msgpack",
+    ".onnx",
+    ".onnx_data",
+    ".ckpt",
+    ".index.json",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folder:
+    """What one folder holds. Weights are headers until a tensor is looked at.
+
+    `address` is what the user called it, a hub id say; `path` is where it lies here.
+    """
+
+    path: Path
+    address: str
+    config: Mapping[str, Any]
+    weights: Weights
+
+    @cached_property
+    def generation_config(self) -> Mapping[str, Any]:
+        """generation_config.json, empty where there is none."""
+        return _json_of(self.path / GENERATION)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of tokenizer.json, None where there is none."""
+        file = self.path / "tokenizer.json"
+        return Tokenizer.from_file(str(file)) if file.exists() else None
+
+    @cached_property
+    def chat_template(self) -> str | None:
+        """The Jinja text, from its own file or from inside tokenizer_config.json."""
+        file = self.path / "chat_template.jinja"
+        if file.exists():
+            return file.read_text(encoding="utf-8")
+        template = _json_of(self.path / "tokenizer_config.json").get("chat_template")
+        if type(template) is not list:
+            return template
+        named = {entry["name"]: entry["template"] for entry in template}
+        return named.get("default")
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The token ids that end a text, as generation_config says, else the config."""
+        ids = self.generation_config.get(
+            "eos_token_id", self.config.get("eos_token_id")
+        )
+        if ids is None:
+            return ()
+        return tuple(ids) if type(ids) is list else (ids,)
+
+    @property
+    def side_files(self) -> list[str]:
+        """Every file that is neither weights nor a certificate, by relative path.
+
+        Hidden files and folders do not count; they are caches, mostly.
+        """
+        found = []
+        for base, folders, names in os.walk(self.path):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            inside = Path(base).relative_to(self.path)
+            found += [str(inside / name) for name in sorted(names) if _is_side(name)]
+        return found
+
+
+def _is_side(name: str) -> bool:
+    return not (
+        name.startswith(".") or name.endswith(_WEIGHT_SUFFIXES) or name == CERTIFICATE
+    )
+
+
+def read_folder(path: Path, address: str) -> Folder:
+    """Reads a folder's config and the headers of its weights.
+
+    Raises:
+        ValueError: it is no Hugging Face folder, or its weights are in a form that this
+            package does not read; the message says what is there and what to do.
+    """
+    path = _export_of_run(path)
+    if not (path / CONFIG).exists():
+        held = sorted(file.name for file in path.iterdir())[:8]
+        raise ValueError(
+            f"{address} is no Hugging Face folder: it has no {CONFIG}; it holds "
+            f"{', '.join(held) or 'nothing'}"
+        )
+    config = _json_of(path / CONFIG)
+    _refuse_quantised(config, address)
+    weights = read_weights(path)
+    if weights is None:
+        raise ValueError(f"{address} has no weights that can be read: {_other(path)}")
+    return Folder(path=path, address=address, config=config, weights=weights)
+
+
+def bin_files(path: Path) -> list[Path]:
+    """The pickled weight files of a folder without safetensors, for a bridge."""
+    if (path / "model.safetensors").exists() or (path / INDEX).exists():
+        return []
+    return sorted(path.glob("pytorch_model*.bin"))
+
+
+def _other(path: Path) -> str:
+    if bin_files(path):
+        return (
+            "only pytorch_model.bin, a pickle. Turning it into safetensors needs "
+            "torch: pip install 'dew-bridge[torch]' and load it again, or save it once "
+            "with transformers' save_pretrained"
+        )
+    return "no model.safetensors and no model.safetensors.index.json"
+
+
+def _export_of_run(path: Path) -> Path:
+    """A run of ours stands for the model it exported."""
+    if not (path / "run.json").exists() or (path / CONFIG).exists():
+        return path
+    if not (path / "export" / CONFIG).exists():
+        raise ValueError(
+            f"{path} is a run without an export; make one: dew export {path} FOLDER"
+        )
+    return path / "export"
+
+
+def _refuse_quantised(config: Mapping[str, Any], address: str) -> None:
+    quantisation = config.get("quantization_config")
+    if quantisation:
+        method = dict(quantisation).get("quant_method", "an unnamed method")
+        raise ValueError(
+            f"{address} is quantised ({method}): its tensors are no plain weights. "
+            "Load the unquantised checkpoint, dequantise it in transformers and save "
+            "that, or use it as a live teacher"
+        )
+
+
+def _json_of(file: Path) -> dict[str, Any]:
+    if not file.exists():
+        return {}
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is not JSON: {error}") from error
+    if type(value) is not dict:
+        raise ValueError(f"{file} must hold a JSON object, got {type(value).__name__}")
+    return value

@@ -1,0 +1,190 @@
+"""From a folder to a model and its variables: the native road."""
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dew.converters.address import local_folder
+from dew.converters.families import FAMILIES
+from dew.converters.family import Family
+from dew.converters.folder import Folder, read_folder
+from dew.converters.naming import nearest
+from dew.converters.pretrained import Pretrained
+from dew.converters.rules import Index, Prefix, Table, build_table, name_faults
+from dew.converters.ties import Tied, Ties, settle
+from dew.converters.weights import Weights, unreadable
+from dew.tree import flatten, unflatten
+from dew.typing import Path, Variables
+
+Shardings = Callable[[Path], jax.sharding.Sharding | None] | Mapping[str, Any]
+"""Where each variable goes: a function of its path, or a tree like the variables."""
+
+
+def load_native(
+    address: str | os.PathLike[str],
+    *,
+    dtype: Any = None,
+    shardings: Shardings | None = None,
+    tied: Tied | None = None,
+    ignore_fields: Sequence[str] = (),
+) -> Pretrained:
+    """Loads a folder, hub id or URL whose architecture is one of `FAMILIES`.
+
+    Tensors stream one at a time to their place; with `shardings` each device is given
+    its part and no device holds the whole. On a CPU a tensor that stands on 64 bytes in
+    its file is used where it lies, without a copy: do not write into files in use.
+
+    Args:
+        address: what `dew.converters.address.local_folder` takes.
+        dtype: of the variables; None keeps what each tensor is stored in.
+        shardings: where variables go; None is the default device.
+        tied: which side counts where config and file disagree about a tied head, see
+            `dew.converters.ties`.
+        ignore_fields: fields of config.json that mean nothing.
+
+    Raises:
+        ValueError: anything in the folder that is not accounted for, all of it at once.
+    """
+    folder = read_folder(local_folder(address), os.fspath(address))
+    family = family_of(folder.config, folder.address)
+    weights = folder.weights
+    spelling = _spelling(family, weights)
+    rules, copies, ignored = family.spelled(spelling)
+    ties = settle(family, rules, copies, folder.config, weights, tied)
+    config = family.read({**folder.config, **ties.edits}, ignore_fields)
+    model = family.model(config)
+    table = build_table(
+        rules,
+        {path: leaf.shape for path, leaf in flatten(_shapes(model)).items()},
+        copies=ties.copies,
+        ignored=ignored,
+    )
+    _check(folder, table, ties, family)
+    return Pretrained(
+        model=model,
+        variables=read_variables(table, _borrowing(weights, ties), dtype, shardings),
+        config=folder.config,
+        tokenizer=folder.tokenizer,
+        chat_template=folder.chat_template,
+        eos_ids=folder.eos_ids,
+        folder=folder,
+        table=table,
+        ties=ties,
+    )
+
+
+def family_of(config: Mapping[str, Any], address: str) -> Family:
+    """Returns the family of a config.
+
+    Raises:
+        ValueError: the native road has none for it.
+    """
+    kind = str(config.get("model_type"))
+    if kind not in FAMILIES:
+        raise ValueError(
+            f"{address}: the native road has no family for model_type {kind!r}"
+            f"{nearest(kind, list(FAMILIES))}; it has {', '.join(sorted(FAMILIES))}"
+        )
+    family = FAMILIES[kind]
+    named = config.get("architectures") or list(family.architectures)
+    if not set(named) & set(family.architectures):
+        raise ValueError(
+            f"{address}: architectures must be one of "
+            f"{', '.join(family.architectures)} on the native road, got "
+            f"{', '.join(named)}"
+        )
+    return family
+
+
+def _shapes(model: Any) -> Variables:
+    tokens = jnp.zeros((1, 1), jnp.int32)
+    return jax.eval_shape(model.init, jax.random.key(0), {"tokens": tokens})
+
+
+def _spelling(family: Family, weights: Weights) -> Prefix:
+    """The declared spelling that knows most of the file's names."""
+    held = {
+        re.sub(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", "#", name) for name in weights.entries
+    }
+
+    def known(spelling: Prefix) -> int:
+        rules, _, _ = family.spelled(spelling)
+        return len({re.sub(r"\{\w+\}", "#", rule.source) for rule in rules} & held)
+
+    return max(family.spellings, key=known)
+
+
+def _borrowing(weights: Weights, ties: Ties) -> Weights:
+    """The weights, with each tensor that the file lacks read from where it starts."""
+    borrowed = {
+        name: replace(weights.entries[origin], name=name)
+        for name, origin in ties.borrowed.items()
+        if origin in weights.entries
+    }
+    return replace(weights, entries={**weights.entries, **borrowed})
+
+
+def _check(folder: Folder, table: Table, ties: Ties, family: Family) -> None:
+    """Raises all that is wrong with the stored tensors at once."""
+    weights = _borrowing(folder.weights, ties)
+    found = {n: s for n, s in weights.shapes().items() if n not in ties.dropped}
+    spellings = ", ".join(repr(spelling.body) for spelling in family.spellings)
+    faults = [
+        *weights.faults,
+        *name_faults(table, found, f"prefixes of this family: {spellings}"),
+        *unreadable(weights, [name for name in table.sources if name in found]),
+    ]
+    if faults:
+        listed = "".join(f"\n  {fault}" for fault in faults)
+        raise ValueError(f"the tensors of {folder.address} do not fit:{listed}")
+
+
+def read_variables(
+    table: Table, weights: Weights, dtype: Any, shardings: Shardings | None
+) -> dict[str, Any]:
+    """Reads every variable of a table to its place, one after the other."""
+    place = _places(shardings)
+    leaves = {}
+    for path, shape in table.variables.items():
+        names = [piece.source for piece in table.targets[path]]
+        wanted = _dtype(weights, names) if dtype is None else np.dtype(dtype)
+
+        def part(
+            index: Index | None, path: Path = path, wanted: np.dtype = wanted
+        ) -> np.ndarray:
+            return table.read(path, weights.view, index or ()).astype(
+                wanted, copy=False
+            )
+
+        sharding = place(path)
+        if sharding is None:
+            leaves[path] = jax.device_put(part(()))
+        else:
+            leaves[path] = jax.make_array_from_callback(shape, sharding, part)
+        leaves[path].block_until_ready()
+        for name in names:
+            weights.release(name)
+    return unflatten(leaves)
+
+
+def _dtype(weights: Weights, names: Sequence[str]) -> np.dtype:
+    """The dtype that keeps the tensors exact, as far as JAX has it (no float64)."""
+    kinds = {weights.dtype(name) for name in names}
+    kind = kinds.pop() if len(kinds) == 1 else np.dtype(np.float32)
+    return np.dtype(jax.dtypes.canonicalize_dtype(kind))
+
+
+def _places(
+    shardings: Shardings | None,
+) -> Callable[[Path], jax.sharding.Sharding | None]:
+    if shardings is None:
+        return lambda path: None
+    if callable(shardings):
+        return shardings
+    return flatten(shardings).__getitem__

@@ -1,0 +1,45 @@
+"""Names in error messages: numbered ones together, the nearest known one beside."""
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+
+_NUMBER = re.compile(r"(?<![^./_-])\d+(?![^./_-])")
+
+
+def brief(names: Iterable[str], *, near: Sequence[str] = ()) -> list[str]:
+    """Writes many names as few lines: `layers.{0-31}.mlp.up.weight`.
+
+    With `near`, each line ends with the most similar name there.
+    """
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(_NUMBER.sub("{}", name), []).append(name)
+    return [_line(group) + nearest(group[0], near) for group in groups.values()]
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """Returns ` (nearest: …)`, or nothing where no known name is similar."""
+    found = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f" (nearest: {found[0]})" if found else ""
+
+
+def _line(group: Sequence[str]) -> str:
+    if len(group) == 1:
+        return group[0]
+    numbers = [tuple(int(n) for n in _NUMBER.findall(name)) for name in group]
+    columns = list(zip(*numbers, strict=True))
+    ranges = iter([_range(sorted(set(column))) for column in columns])
+    line = _NUMBER.sub(lambda _: next(ranges), group[0])
+    full = 1
+    for column in columns:
+        full *= len(set(column))
+    return line if full == len(group) else ", ".join(group)
+
+
+def _range(numbers: Sequence[int]) -> str:
+    if len(numbers) == 1:
+        return str(numbers[0])
+    if numbers[-1] - numbers[0] + 1 == len(numbers):
+        return f"{{{numbers[0]}-{numbers[-1]}}}"
+    return "{" + ",".join(str(n) for n in numbers) + "}"

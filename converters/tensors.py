@@ -1,0 +1,257 @@
+"""The safetensors format: a JSON header, then the bytes of every tensor.
+
+Headers are checked before anything is read, tensors are views of the mapped file, and
+what is written here loads on a CPU without a copy: XLA takes a host pointer as it is
+where it stands on 64 bytes.
+"""
+
+import json
+import math
+import mmap
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+DTYPES: Mapping[str, np.dtype] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16),
+    "I8": np.dtype(np.int8),
+    "U64": np.dtype(np.uint64),
+    "U32": np.dtype(np.uint32),
+    "U16": np.dtype(np.uint16),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
+}
+"""The dtypes we read, by the names the format gives them."""
+
+NAMES: Mapping[np.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
+
+ALIGNMENT = 64
+_MOST_HEADER_BYTES = 100_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """Where one tensor lies: bytes `start` to `end`, counted from the file's first."""
+
+    name: str
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the tensor."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What a file says it holds, in the order of the bytes, and what is wrong with it.
+
+    Entries of dtypes we do not read are listed too: whoever asks for one is told.
+    """
+
+    entries: tuple[Entry, ...] = ()
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    faults: tuple[str, ...] = ()
+
+
+def read_header(file: Path) -> Header:
+    """Reads and checks the header of one safetensors file, and none of its tensors."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little") if size >= 8 else -1
+        if length < 0 or length > min(size - 8, _MOST_HEADER_BYTES):
+            fault = f"{file.name} is no safetensors file: {size} bytes hold no header"
+            return Header(faults=(_shown(fault, length, size),))
+        text = stream.read(length)
+    try:
+        pairs = json.loads(text, object_pairs_hook=list)
+        described = [(name, dict(facts)) for name, facts in pairs]
+    except (UnicodeDecodeError, ValueError, TypeError) as error:
+        return Header(faults=(f"{file.name}: the header is not JSON objects: {error}",))
+    metadata = dict(described).get("__metadata__", {})
+    tensors = [pair for pair in described if pair[0] != "__metadata__"]
+    faults = _doubled_names(file, [name for name, _ in tensors])
+    entries = []
+    for name, facts in tensors:
+        fault = _shape_fault(facts)
+        if fault:
+            faults.append(f"{file.name}: {name} {fault}")
+            continue
+        start, end = (8 + length + offset for offset in facts["data_offsets"])
+        entries.append(
+            Entry(
+                name=name,
+                file=file,
+                dtype=facts["dtype"],
+                shape=tuple(facts["shape"]),
+                start=start,
+                end=end,
+            )
+        )
+    entries.sort(key=lambda entry: (entry.start, entry.end))
+    if not faults:
+        faults = _layout_faults(file, entries, 8 + length, size)
+    return Header(entries=tuple(entries), metadata=metadata, faults=tuple(faults))
+
+
+def _shown(fault: str, length: int, size: int) -> str:
+    if length <= _MOST_HEADER_BYTES and length > size - 8:
+        return f"{fault} of the {length} bytes it announces; it was cut short"
+    return fault
+
+
+def _doubled_names(file: Path, names: Sequence[str]) -> list[str]:
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    return [f"{file.name} names {name} twice" for name in doubled]
+
+
+def _whole(numbers: Any, count: int | None = None) -> bool:
+    return (
+        type(numbers) is list
+        and all(type(n) is int and n >= 0 for n in numbers)
+        and (count is None or len(numbers) == count)
+    )
+
+
+def _shape_fault(facts: Mapping[str, Any]) -> str | None:
+    """Says what is wrong with one tensor's record, by itself."""
+    dtype, shape, offsets = (facts.get(k) for k in ("dtype", "shape", "data_offsets"))
+    if not (type(dtype) is str and _whole(shape) and _whole(offsets, 2)):
+        return f"is not described by dtype, shape and two offsets: {dict(facts)}"
+    if shape is None or offsets is None or dtype not in DTYPES:
+        return None
+    wanted = math.prod(shape) * DTYPES[dtype].itemsize
+    if offsets[1] - offsets[0] != wanted:
+        found = offsets[1] - offsets[0]
+        return f"is {dtype}{shape}, {wanted} bytes, but its offsets span {found}"
+    return None
+
+
+def _layout_faults(
+    file: Path, entries: Sequence[Entry], start: int, size: int
+) -> list[str]:
+    """Says where tensors overlap, leave holes, or lie past the end of the file."""
+    faults = []
+    at = start
+    for entry in entries:
+        if entry.start != at:
+            kind = (
+                "overlaps the tensor before it" if entry.start < at else "leaves a gap"
+            )
+            faults.append(
+                f"{file.name}: {entry.name} {kind}: it starts at byte {entry.start}, "
+                f"expected {at}"
+            )
+        at = max(at, entry.end)
+    if at > size:
+        faults.append(
+            f"{file.name} is cut short: its tensors end at byte {at}, it at {size}"
+        )
+    elif at < size:
+        faults.append(f"{file.name} has {size - at} bytes that belong to no tensor")
+    return faults
+
+
+class MappedFile:
+    """A file in memory as the operating system pages it in; it is never read ahead."""
+
+    def __init__(self, file: Path) -> None:
+        with file.open("rb") as stream:
+            self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def view(self, entry: Entry) -> np.ndarray:
+        """Returns the tensor as a read-only view; its bytes are read when looked at."""
+        dtype = DTYPES[entry.dtype]
+        if not entry.size_bytes:
+            return np.zeros(entry.shape, dtype)
+        count = entry.size_bytes // dtype.itemsize
+        flat = np.frombuffer(self._map, dtype, count, entry.start)
+        return flat.reshape(entry.shape)
+
+    def release(self, entry: Entry) -> None:
+        """Lets the pages that only this tensor uses go; a later look reads them again.
+
+        Without it a mapped checkpoint that was copied counts twice in the process's
+        memory.
+        """
+        page = mmap.PAGESIZE
+        start, end = -(-entry.start // page) * page, entry.end // page * page
+        if end > start:
+            self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """A tensor to be written, before its values are known."""
+
+    name: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the tensor."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def write_file(
+    file: Path,
+    specs: Iterable[Spec],
+    values: Callable[[str], np.ndarray],
+    metadata: Mapping[str, str],
+    written: Callable[[str], None],
+) -> None:
+    """Writes one safetensors file, asking `values` for one tensor at a time.
+
+    `written` is told of each that is done.
+    Tensors whose size keeps the alignment come first, so that as many as possible
+    stand on 64 bytes.
+    """
+    ordered = sorted(
+        specs,
+        key=lambda spec: (
+            spec.size_bytes % ALIGNMENT != 0,
+            -spec.dtype.itemsize,
+            spec.name,
+        ),
+    )
+    with file.open("wb") as stream:
+        stream.write(_header_bytes(ordered, metadata))
+        for spec in ordered:
+            array = np.asarray(values(spec.name))
+            found = (array.dtype, array.shape)
+            assert found == (spec.dtype, spec.shape), (spec, found)
+            flat = np.ascontiguousarray(array).reshape(-1)
+            stream.write(flat.view(np.uint8).data)
+            written(spec.name)
+    os.chmod(file, 0o644)
+
+
+def _header_bytes(specs: Sequence[Spec], metadata: Mapping[str, str]) -> bytes:
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    at = 0
+    for spec in specs:
+        header[spec.name] = {
+            "dtype": NAMES[spec.dtype],
+            "shape": list(spec.shape),
+            "data_offsets": [at, at + spec.size_bytes],
+        }
+        at += spec.size_bytes
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
