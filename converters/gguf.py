@@ -1,0 +1,212 @@
+"""Hugging Face folders from GGUF files: the one place that reads GGUF.
+
+The `gguf` package parses the file and dequantises; the tables in
+`dew.converters.gguf_archs` say where each tensor and each piece of metadata goes.
+Whatever no table accounts for is refused by name, since llama.cpp would have used it.
+"""
+
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+
+from dew.converters.gguf_config import (
+    Source,
+    architecture,
+    at_block,
+    config_from_metadata,
+    floats,
+    is_there,
+    names_at,
+)
+from dew.converters.gguf_rows import Arch, Heads, Row
+from dew.converters.gguf_tokenizer import tokenizer_files
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader, ReaderTensor
+
+DTYPES: Mapping[str, Any] = {
+    "float32": np.float32,
+    "bfloat16": ml_dtypes.bfloat16,
+    "float16": np.float16,
+}
+
+
+def folder_from_gguf(
+    path: str | Path, out: str | Path, *, dtype: str = "float32"
+) -> Path:
+    """Writes the model in a .gguf file as a folder that transformers loads.
+
+    Weights are dequantised one tensor at a time and stored in `dtype`. The folder
+    appears under its name only when complete.
+
+    Raises:
+        ValueError: the file is no GGUF, holds an architecture, a tokenizer, metadata or
+            tensors that no table here accounts for, or `out` exists.
+    """
+    path, out = Path(path), Path(out)
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    if out.exists():
+        raise ValueError(f"{out} exists already; remove it or choose another folder")
+    source = Source(_reader(path))
+    arch = architecture(source)
+    config = config_from_metadata(source, arch)
+    slots = _slots(source, arch, config)
+    source.check_all_read()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    try:
+        building.chmod(0o755)
+        _write_weights(building / "model.safetensors", slots, dtype)
+        for name, content in _side_files(source, config, dtype).items():
+            (building / name).write_text(content, encoding="utf-8")
+        building.rename(out)
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
+    return out
+
+
+def _reader(path: Path) -> "GGUFReader":
+    try:
+        import gguf
+    except ModuleNotFoundError as missing:
+        raise ModuleNotFoundError(
+            "reading GGUF needs the gguf package: pip install 'dew-bridge[gguf]'"
+        ) from missing
+    with path.open("rb") as file:
+        magic = file.read(4)
+    if magic != b"GGUF":
+        raise ValueError(f"{path} is no GGUF file: it starts with {magic!r}")
+    try:
+        return gguf.GGUFReader(path)
+    except (ValueError, IndexError, KeyError) as fault:
+        raise ValueError(
+            f"{path} cannot be read as GGUF, perhaps it was cut short: {fault}"
+        ) from fault
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slot:
+    """One tensor to be stored, and where its values come from.
+
+    `index` picks one of the stacked experts, which alone is then dequantised.
+    """
+
+    tensor: "ReaderTensor"
+    row: Row
+    heads: Heads
+    shape: tuple[int, ...]
+    index: int | None = None
+
+    def load(self) -> np.ndarray:
+        """Returns the dequantised weights in transformers' layout."""
+        data = self.tensor.data if self.index is None else self.tensor.data[self.index]
+        return self.row.layout(floats(self.tensor, data), self.heads)
+
+
+def _slots(source: Source, arch: Arch, config: Mapping[str, Any]) -> dict[str, Slot]:
+    """Matches tensors and rows, or names every tensor that has no partner."""
+    heads = source.get("attention.head_count")
+    counts = Heads(heads, source.get("attention.head_count_kv", heads))
+    blocks = source.get("block_count")
+    places = {
+        name: (row, at_block(row.to, index) + suffix)
+        for stem, row in arch.rows.items()
+        for suffix, flag in ((".weight", row.weight), (".bias", row.bias))
+        if is_there(flag, config)
+        for index, name in enumerate(names_at(stem + suffix, blocks))
+    }
+    weights = {tensor.name: tensor for tensor in source.weights()}
+    faults = [f"{name} is missing" for name in places if name not in weights]
+    faults += [f"{name} is unknown" for name in weights if name not in places]
+    if faults:
+        raise ValueError(f"tensors of {source.name}: " + ", ".join(faults))
+    slots: dict[str, Slot] = {}
+    for name, tensor in weights.items():
+        row, to = places[name]
+        slots |= _stored(tensor, row, to, counts)
+    return slots
+
+
+def _stored(tensor: "ReaderTensor", row: Row, to: str, heads: Heads) -> dict[str, Slot]:
+    shape = [int(size) for size in reversed(tensor.shape)]
+    count = shape.pop(0) if "{e}" in to else None
+    # A stand-in of one byte an element: its shape is all that is wanted.
+    stored = row.layout(np.broadcast_to(np.int8(0), shape), heads).shape
+    return {
+        to.replace("{e}", str(index)): Slot(
+            tensor=tensor, row=row, heads=heads, shape=stored, index=index
+        )
+        for index in ([None] if count is None else range(count))
+    }
+
+
+def _write_weights(path: Path, slots: Mapping[str, Slot], dtype: str) -> None:
+    """Streams the weights into one safetensors file, in the order of the GGUF file."""
+    kind = np.dtype(DTYPES[dtype])
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, slot in slots.items():
+        end = offset + kind.itemsize * math.prod(slot.shape)
+        header[name] = {
+            "dtype": {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}[dtype],
+            "shape": list(slot.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    # A header of whole 64-byte lines lets readers map the weights without a copy.
+    text += b" " * (-(8 + len(text)) % 64)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name, slot in slots.items():
+            stored = np.ascontiguousarray(_cast(name, slot.load(), kind))
+            file.write(stored.view(np.uint8).data)
+
+
+def _cast(name: str, weights: np.ndarray, kind: Any) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        cast = weights.astype(kind)
+    if kind == np.float16 and np.isinf(cast).any() and np.isfinite(weights).all():
+        raise ValueError(
+            f"{name} reaches {np.abs(weights).max():.6g}, beyond float16's 65504; "
+            "store bfloat16 or float32"
+        )
+    return cast
+
+
+def _side_files(
+    source: Source, config: Mapping[str, Any], dtype: str
+) -> dict[str, str]:
+    length = source.get("context_length")
+    ids = {
+        key: value
+        for key, value in config.items()
+        if key.endswith("_token_id") and value is not None
+    }
+    # A chat model ends its turn with another token than its text.
+    ends = [
+        source.metadata.get(f"tokenizer.ggml.{name}_token_id")
+        for name in ("eos", "eot", "eom")
+    ]
+    ends = list(dict.fromkeys(end for end in ends if end is not None))
+    if len(ends) > 1:
+        ids["eos_token_id"] = ends
+    return {
+        "config.json": _json({**config, "torch_dtype": dtype}),
+        "generation_config.json": _json({"_from_model_config": True, **ids}),
+        **tokenizer_files(source.metadata, length=length),
+    }
+
+
+def _json(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
