@@ -6,6 +6,7 @@ RTOL = {"float32": 1e-5, "float64": 1e-12, "bfloat16": 1e-2}
 # Largest difference seen: 7.8e-7 on logits of size 2, where a leak makes 0.9 to 2.6.
 ATOL_PACKED = 1e-6
 """Between the logits of a document packed among others and of the same one alone."""
+
 OPTIMIZER = 1e-6
 """Optimizer steps and learning rates against torch; the largest seen is 3.1e-7."""
 
