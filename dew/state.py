@@ -1,6 +1,6 @@
 """The record of a training run between two steps."""
 
-from typing import Any
+from typing import Any, no_type_check
 
 from flax import struct
 from jaxtyping import Array, Int, Key
@@ -9,6 +9,7 @@ from dew.tree import merge
 from dew.typing import Variables
 
 
+@no_type_check
 @struct.dataclass
 class Replay:
     """What it takes to evaluate the microbatches of an open window once more.
@@ -24,6 +25,7 @@ class Replay:
     collections: Any
 
 
+@no_type_check
 @struct.dataclass
 class Window:
     """What the accepted microbatches since the last commit add up to.
@@ -41,6 +43,7 @@ class Window:
     replay: Replay | None
 
 
+@no_type_check
 @struct.dataclass
 class TrainState:
     """All of a run but its data: three clocks, variables, optimizer, EMA, root key.

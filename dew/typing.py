@@ -1,7 +1,7 @@
 """The words every package shares: trees, batches, and the model protocol."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, no_type_check, runtime_checkable
 
 from flax import struct
 from jaxtyping import Array, Float
@@ -19,6 +19,7 @@ PathFilter: TypeAlias = Callable[[Path], bool]
 """Says of a leaf's path whether the leaf is meant."""
 
 
+@no_type_check
 @struct.dataclass
 class Outputs:
     """What a model's forward gives; a field nobody asked for is None.

@@ -1,17 +1,37 @@
 """What the tests share: tolerances in one place, tiny models, references."""
 
+from typing import Any
+
+import jax
+import numpy as np
+
 RTOL = {"float32": 1e-5, "float64": 1e-12, "bfloat16": 1e-2}
 """Relative tolerances by dtype. They are never loosened to pass."""
 
 # Largest difference seen: 7.8e-7 on logits of size 2, where a leak makes 0.9 to 2.6.
 ATOL_PACKED = 1e-6
 """Between the logits of a document packed among others and of the same one alone."""
+
 OPTIMIZER = 1e-6
 """Optimizer steps and learning rates against torch; the largest seen is 3.1e-7."""
 
 LOGITS = 2e-5
 """Largest difference of float32 logits from torch's, as a part of the largest logit.
 The largest seen is 1e-6."""
+
+
+def assert_trees_close(got: Any, want: Any, *, rtol: float, atol: float = 0.0) -> None:
+    """Two trees of one structure with leaves that agree; the first that does not."""
+    pairs, treedef = jax.tree.flatten_with_path(want)
+    assert jax.tree.structure(got) == treedef
+    for (path, wanted), leaf in zip(pairs, jax.tree.leaves(got), strict=True):
+        np.testing.assert_allclose(
+            np.asarray(leaf, np.float64),
+            np.asarray(wanted, np.float64),
+            rtol=rtol,
+            atol=atol,
+            err_msg=jax.tree_util.keystr(path),
+        )
 
 # Distillation losses, float64 unless the name says otherwise.
 RTOL |= {

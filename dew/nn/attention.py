@@ -1,5 +1,7 @@
 """Attention: who may look at whom, and the weighted mean of what they see."""
 
+from typing import no_type_check
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ from dew.nn.config import Attention
 from dew.nn.layers import Linear
 
 
+@no_type_check
 @struct.dataclass
 class Context:
     """What every block of one forward pass shares.
@@ -40,17 +43,17 @@ def visible_keys(
     return visible
 
 
-def attention_weights(
+def attention_scores(
     q: Float[Array, "batch seq heads dim"],
     k: Float[Array, "batch keys kv_heads dim"],
     visible: Bool[Array, "rows seq keys"],
     *,
     scale: float,
 ) -> Float[Array, "batch kv_heads group seq keys"]:
-    """softmax(scale · q kᵀ), each group of queries over its own keys.
+    """Scores scale · q kᵀ, each group of queries over its own keys.
 
-    Float32 whatever the dtype. A query that sees no key, which only padding does, sees
-    all of them alike and not NaN.
+    Float32 whatever the dtype, and its least number where a query may not see a key: a
+    query that sees none, which only padding does, sees all of them alike and not NaN.
     """
     groups = rearrange(q, "b s (k g) d -> b s k g d", k=k.shape[2])
     scores = jnp.einsum(
@@ -60,8 +63,7 @@ def attention_weights(
         preferred_element_type=jnp.float32,
     )
     hidden = jnp.finfo(jnp.float32).min
-    scores = jnp.where(visible[:, None, None], scores * scale, hidden)
-    return jax.nn.softmax(scores, axis=-1)
+    return jnp.where(visible[:, None, None], scores * scale, hidden)
 
 
 class SelfAttention(nn.Module):
@@ -92,7 +94,9 @@ class SelfAttention(nn.Module):
         if context.slot is not None:
             k, v = self._remember(k, v, context.slot)
         scale = c.head_dim**-0.5 if c.scale is None else c.scale
-        weights = attention_weights(q, k, context.visible, scale=scale)
+        scores = attention_scores(q, k, context.visible, scale=scale)
+        self._sow_maxima(scores)
+        weights = jax.nn.softmax(scores, axis=-1)
         weights = nn.Dropout(c.dropout, deterministic=not train)(weights)
         mixed = jnp.einsum("bkgst,btkd->bskgd", weights.astype(v.dtype), v)
         mixed = rearrange(mixed, "b s k g d -> b s (k g) d")
@@ -103,6 +107,17 @@ class SelfAttention(nn.Module):
             init_std=self.init_std,
             name="o",
         )(mixed)
+
+    def _sow_maxima(
+        self, scores: Float[Array, "batch kv_heads group seq keys"]
+    ) -> None:
+        """Leaves each head's largest score, [rows, heads], where `qk` is open.
+
+        A one-tuple as flax sows it, made anew by each pass.
+        """
+        if self.is_mutable_collection("qk") and not self.is_initializing():
+            maxima = rearrange(jnp.max(scores, axis=(3, 4)), "b k g -> b (k g)")
+            self.put_variable("qk", "max_logits", (jax.lax.stop_gradient(maxima),))
 
     def _remember(
         self,

@@ -1,6 +1,7 @@
 """What a decoder is made of, as values. A family of models is one such value."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from dew.nn.rope import Rope
 
@@ -39,6 +40,43 @@ class MLP:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MoE:
+    """A mixture of `experts` MLPs, of which each token reads the `top_k` best.
+
+    Scores are the router's softmax or sigmoid, divided by the sum of the chosen ones
+    where `normalize`, and times `scale`. With `groups`, experts stand in that many
+    equal groups, and only the `top_groups` whose best two sum highest are open. With
+    `balanced`, a bias beside the parameters joins the scores for the choice alone.
+    `shared` is an MLP that every token reads as well.
+    """
+
+    experts: int
+    top_k: int
+    dim: int
+    activation: str = "silu"
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    normalize: bool = True
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    balanced: bool = False
+    shared: MLP | None = None
+
+    def __post_init__(self) -> None:
+        faults = []
+        if not 1 <= self.top_k <= self.experts:
+            faults.append(f"top_k must be in [1, {self.experts}], got {self.top_k}")
+        if self.experts % self.groups:
+            faults.append(f"groups must divide {self.experts}, got {self.groups}")
+        if not 1 <= self.top_groups <= self.groups:
+            faults.append(
+                f"top_groups must be in [1, {self.groups}], got {self.top_groups}"
+            )
+        if faults:
+            raise ValueError("MoE: " + "; ".join(faults))
+
+
+@dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
     """A causal transformer, from token ids to logits.
 
@@ -50,7 +88,7 @@ class DecoderConfig:
     embed: int
     layers: int
     attention: Attention
-    mlp: MLP
+    mlp: MLP | MoE
     norm_eps: float = 1e-6
     tied: bool = False
     init_std: float = 0.02

@@ -9,14 +9,18 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from dew.nn.attention import Context, SelfAttention, visible_keys
-from dew.nn.config import DecoderConfig
+from dew.nn.config import DecoderConfig, MoE
 from dew.nn.layers import RMSNorm
 from dew.nn.mlp import GatedMLP
+from dew.nn.moe import MixtureOfExperts
 from dew.nn.stack import DecoderBank, StackView, scan_layers
 from dew.typing import Outputs, Variables
 
 Remat = Literal["none", "block", "dots"]
 """What the backward pass computes again: nothing, each block, all but its products."""
+
+SOWN = ("qk", "routing")
+"""Collections that a pass leaves something in where the caller opens them."""
 
 
 class Block(nn.Module):
@@ -31,7 +35,8 @@ class Block(nn.Module):
         """Adds what attention and the feed-forward layer say to the residual stream."""
         c = self.config
         attn = SelfAttention(c.attention, c.embed, init_std=c.init_std, name="attn")
-        mlp = GatedMLP(c.mlp, c.embed, init_std=c.init_std, name="mlp")
+        kind: Any = MixtureOfExperts if isinstance(c.mlp, MoE) else GatedMLP
+        mlp = kind(c.mlp, c.embed, init_std=c.init_std, name="mlp")
         x = x + attn(
             RMSNorm(c.embed, c.norm_eps, name="attn_norm")(x), context, train=train
         )
@@ -79,7 +84,8 @@ class Layers(nn.Module):
     ) -> tuple[Array, dict[int, Array]]:
         view = StackView(tuple(str(i) for i in range(self.config.layers)))
         bank = {name: view.stack(node) for name, node in self.variables.items()}
-        open_for_writing = [c for c in bank if self.is_mutable_collection(c)]
+        writable = {*bank, *SOWN}
+        open_for_writing = [c for c in writable if self.is_mutable_collection(c)]
         block = self._block()(self.config, parent=None)
         needs_key = train and self.has_rng("dropout")
         root = self.make_rng("dropout") if needs_key else jax.random.key(0)
@@ -187,9 +193,10 @@ class Decoder(nn.Module):
         positions = inputs.get("positions")
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        mask = inputs.get("mask")
         visible = visible_keys(
             tokens.shape[1],
-            mask=inputs.get("mask"),
+            mask=None if mask is None else mask.astype(bool),
             segments=inputs.get("segment_ids"),
         )
         return Context(visible, rope.tables(positions))

@@ -11,7 +11,7 @@ unequal weight add up to exactly what one large batch would give.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Protocol, TypeAlias
+from typing import Any, ClassVar, Generic, Protocol, TypeAlias, no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +49,7 @@ Artifacts: TypeAlias = Any
 """What an evaluation yields for one batch; `Objective.artifact` is its type."""
 
 
+@no_type_check
 @struct.dataclass
 class Mean:
     """A sum and the mass it is averaged over; two of them add leaf by leaf.
@@ -101,6 +102,7 @@ Effects = TypeVar("Effects", default=None)
 S = TypeVar("S")
 
 
+@no_type_check
 @struct.dataclass
 class Step:
     """What the trainer tells an objective about the current step.
@@ -115,6 +117,7 @@ class Step:
     ema: Variables | None = None
 
 
+@no_type_check
 @struct.dataclass(kw_only=True)
 class Aux(Generic[Effects]):
     """What a loss returns beside its statistics.
@@ -133,6 +136,7 @@ class Aux(Generic[Effects]):
     effects: Effects | None = None
 
 
+@no_type_check
 @struct.dataclass
 class Prediction:
     """What a token objective scored a batch with, for a teacher to compare.

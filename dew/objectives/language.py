@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,7 @@ INPUTS = ("tokens", "positions", "segment_ids", "mask")
 """What of a batch the model reads."""
 
 
+@no_type_check
 @struct.dataclass
 class TokenScores:
     """Loss and weight of every position of a batch, each [batch, seq]."""

@@ -7,7 +7,7 @@ the effects applied once. An empty or non-finite window is dropped whole.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from dew.tree import flatten, select, unflatten
 from dew.typing import Batch, Path, Variables
 
 
+@no_type_check
 @struct.dataclass
 class Report:
     """What one attempt came to; arrays stay on the device until somebody reads them.
