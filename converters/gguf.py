@@ -6,9 +6,6 @@ Whatever no table accounts for is refused by name, since llama.cpp would have us
 """
 
 import json
-import math
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +25,9 @@ from dew.converters.gguf_config import (
 )
 from dew.converters.gguf_rows import Arch, Heads, Row
 from dew.converters.gguf_tokenizer import tokenizer_files
+from dew.converters.staging import staged
+from dew.converters.tensors import Spec, write_file
+from dew.converters.weights import SINGLE
 
 if TYPE_CHECKING:
     from gguf import GGUFReader, ReaderTensor
@@ -49,29 +49,20 @@ def folder_from_gguf(
 
     Raises:
         ValueError: the file is no GGUF, holds an architecture, a tokenizer, metadata or
-            tensors that no table here accounts for, or `out` exists.
+            tensors that no table here accounts for, or `out` is taken.
     """
-    path, out = Path(path), Path(out)
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    if out.exists():
-        raise ValueError(f"{out} exists already; remove it or choose another folder")
-    source = Source(_reader(path))
-    arch = architecture(source)
-    config = config_from_metadata(source, arch)
-    slots = _slots(source, arch, config)
-    source.check_all_read()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-    try:
-        building.chmod(0o755)
-        _write_weights(building / "model.safetensors", slots, dtype)
+    out = Path(out).absolute()
+    with staged(out) as partial:
+        source = Source(_reader(Path(path)))
+        arch = architecture(source)
+        config = config_from_metadata(source, arch)
+        slots = _slots(source, arch, config)
+        source.check_all_read()
+        _write_weights(partial / SINGLE, slots, np.dtype(DTYPES[dtype]))
         for name, content in _side_files(source, config, dtype).items():
-            (building / name).write_text(content, encoding="utf-8")
-        building.rename(out)
-    except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
-        raise
+            (partial / name).write_text(content, encoding="utf-8")
     return out
 
 
@@ -150,33 +141,23 @@ def _stored(tensor: "ReaderTensor", row: Row, to: str, heads: Heads) -> dict[str
     }
 
 
-def _write_weights(path: Path, slots: Mapping[str, Slot], dtype: str) -> None:
-    """Streams the weights into one safetensors file, in the order of the GGUF file."""
-    kind = np.dtype(DTYPES[dtype])
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for name, slot in slots.items():
-        end = offset + kind.itemsize * math.prod(slot.shape)
-        header[name] = {
-            "dtype": {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}[dtype],
-            "shape": list(slot.shape),
-            "data_offsets": [offset, end],
-        }
-        offset = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    # A header of whole 64-byte lines lets readers map the weights without a copy.
-    text += b" " * (-(8 + len(text)) % 64)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name, slot in slots.items():
-            stored = np.ascontiguousarray(_cast(name, slot.load(), kind))
-            file.write(stored.view(np.uint8).data)
+def _write_weights(file: Path, slots: Mapping[str, Slot], dtype: np.dtype) -> None:
+    specs = [
+        Spec(name=name, dtype=dtype, shape=slot.shape) for name, slot in slots.items()
+    ]
+    write_file(
+        file,
+        specs,
+        values=lambda name: _cast(name, slots[name].load(), dtype),
+        metadata={"format": "pt"},
+        written=lambda name: None,
+    )
 
 
-def _cast(name: str, weights: np.ndarray, kind: Any) -> np.ndarray:
+def _cast(name: str, weights: np.ndarray, dtype: np.dtype) -> np.ndarray:
     with np.errstate(over="ignore"):
-        cast = weights.astype(kind)
-    if kind == np.float16 and np.isinf(cast).any() and np.isfinite(weights).all():
+        cast = weights.astype(dtype)
+    if dtype == np.float16 and np.isinf(cast).any() and np.isfinite(weights).all():
         raise ValueError(
             f"{name} reaches {np.abs(weights).max():.6g}, beyond float16's 65504; "
             "store bfloat16 or float32"
