@@ -4,6 +4,7 @@ from dew.converters.family import Copy, Family
 from dew.converters.fields import Inert, Quotient, Read, Same, Use
 from dew.converters.ropes import RopeFields
 from dew.converters.rules import Rule
+from dew.nn.config import MLP
 
 FIELDS = {
     "vocab_size": Use("vocab", 32000),
@@ -28,7 +29,7 @@ FIELDS = {
 }
 
 ATTENTION = "model.layers.{n}.self_attn."
-MLP = "model.layers.{n}.mlp."
+FEED_FORWARD = "model.layers.{n}.mlp."
 RULES = (
     Rule("model.embed_tokens.weight", "embed/weight"),
     *(
@@ -54,7 +55,7 @@ RULES = (
     ),
     Rule(f"{ATTENTION}o_proj.bias", "layers/{n}/attn/o/bias"),
     *(
-        Rule(f"{MLP}{x}_proj.{kind}", f"layers/{{n}}/mlp/{x}/{kind}")
+        Rule(f"{FEED_FORWARD}{x}_proj.{kind}", f"layers/{{n}}/mlp/{x}/{kind}")
         for x in ("gate", "up", "down")
         for kind in ("weight", "bias")
     ),
@@ -71,6 +72,7 @@ LLAMA = Family(
     architectures=("LlamaForCausalLM", "LlamaModel", "LLaMAForCausalLM"),
     fields=FIELDS,
     ropes=(RopeFields(),),
+    parts={"mlp": MLP},
     rules=RULES,
     copies=(
         Copy(
