@@ -160,17 +160,20 @@ def test_muon_orthogonalises_matrices_and_leaves_the_rest_to_adam() -> None:
         {
             ("params", "embed", "weight"): jnp.asarray(draw.normal(size=(9, 6))),
             ("params", "attn", "q", "weight"): jnp.asarray(draw.normal(size=(2, 3, 6))),
+            ("params", "attn", "q", "bias"): jnp.asarray(draw.normal(size=(2, 3))),
         }
     )
     tree = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), tree)
     transform = optimizers.muon(1.0).transform
     updates: Any = transform.update(tree, transform.init(tree), tree)[0]
-    moved = {path[-2]: np.asarray(leaf) for path, leaf in flatten(updates).items()}
-    singular = np.linalg.svd(moved["q"].reshape(6, 6), compute_uv=False)
+    moved = {path[2:]: np.asarray(leaf) for path, leaf in flatten(updates).items()}
+    matrix = moved["q", "weight"].reshape(6, 6)
+    singular = np.linalg.svd(matrix, compute_uv=False)
     # Five Newton-Schulz rounds bring singular values near 1, not to it.
     np.testing.assert_allclose(singular / (0.2 * np.sqrt(6)), 1.0, atol=0.35)
     # Nesterov's Adam starts with 1 + b1 / (1 + b1) times the sign.
-    np.testing.assert_allclose(np.abs(moved["embed"]), 1 + 0.9 / 1.9, rtol=1e-5)
+    for rest in (moved["weight",], moved["q", "bias"]):
+        np.testing.assert_allclose(np.abs(rest), 1 + 0.9 / 1.9, rtol=1e-5)
 
 
 def tiny(config_class: Any, **settings: Any) -> Any:

@@ -328,7 +328,8 @@ def _matrix(path: Path, leaf: Any) -> contrib.MuonDimensionNumbers | None:
 
     Weights have their outputs first; those of attention keep the heads' axis apart.
     """
-    if is_embedding(path) or path[-2] in HEADS:
+    # A bias of attention has two axes too.
+    if is_embedding(path) or path[-2] in HEADS or not is_decayed(path):
         return None
     if leaf.ndim == 2:
         return contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=0)
