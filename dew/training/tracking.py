@@ -194,7 +194,7 @@ class WandB:
         self._run.log({"step": step, **metrics})
 
     def finish(self) -> tuple[str, ...]:
-        """Closes the run, once all of it is written or sent."""
+        """Closes the run; the offline file is whole when the process has ended."""
         self._run.finish()
         return ()
 
