@@ -202,7 +202,7 @@ def _rope_scaling(source: Source, theta: float, dim: int) -> dict[str, Any] | No
     kind = source.get("rope.scaling.type", "none")
     factors = source.values("rope_freqs.weight")
     if kind == "linear":
-        return {"rope_type": "linear", "factor": source.get("rope.scaling.factor")}
+        return {"rope_type": "linear", "factor": _needed(source, "rope.scaling.factor")}
     if kind == "yarn":
         betas = {
             name: source.get(f"rope.scaling.yarn_{name}")
@@ -210,9 +210,9 @@ def _rope_scaling(source: Source, theta: float, dim: int) -> dict[str, Any] | No
         }
         return {
             "rope_type": "yarn",
-            "factor": source.get("rope.scaling.factor"),
-            "original_max_position_embeddings": source.get(
-                "rope.scaling.original_context_length"
+            "factor": _needed(source, "rope.scaling.factor"),
+            "original_max_position_embeddings": _needed(
+                source, "rope.scaling.original_context_length"
             ),
             **{name: value for name, value in betas.items() if value is not None},
         }
@@ -221,6 +221,14 @@ def _rope_scaling(source: Source, theta: float, dim: int) -> dict[str, Any] | No
             f"rope.scaling.type must be none, linear, yarn or longrope, got {kind!r}"
         )
     return None if factors is None else _llama3_scaling(factors, theta, dim)
+
+
+def _needed(source: Source, key: str) -> Any:
+    value = source.get(key)
+    if value is None:
+        kind = source.get("rope.scaling.type")
+        raise ValueError(f"rope.scaling.type {kind!r} needs {source.name}.{key}")
+    return value
 
 
 def _llama3_scaling(factors: np.ndarray, theta: float, dim: int) -> dict[str, Any]:

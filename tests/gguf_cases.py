@@ -20,6 +20,7 @@ from tests.gguf_files import (
     mixtral,
     norms_plus_one,
     stacked,
+    stacked_and_squeezed,
     transposed,
 )
 
@@ -254,6 +255,12 @@ CASES: dict[str, Case] = {
         arch="qwen2moe",
         config=hf.Qwen2MoeConfig(**_MOE, shared_expert_intermediate_size=24),
         change=stacked,
+        extra=qwen_experts,
+    ),
+    "qwen2moe, gate without its axis": Case(
+        arch="qwen2moe",
+        config=hf.Qwen2MoeConfig(**_MOE, shared_expert_intermediate_size=24),
+        change=stacked_and_squeezed,
         extra=qwen_experts,
     ),
     "qwen3": Case(arch="qwen3", config=hf.Qwen3Config(**{**RMS, "head_dim": 16})),

@@ -4,7 +4,7 @@ Names come from the gguf package's own map, not from the tables under test.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,12 @@ def stacked(tensors: Tensors, config: Any) -> Tensors:
     for name, parts in groups.items():
         kept[name] = np.stack([parts[i] for i in range(len(parts))])
     return kept
+
+
+def stacked_and_squeezed(tensors: Tensors, config: Any) -> Tensors:
+    """Drops axes of one, as earlier versions of the converter did."""
+    joined = stacked(tensors, config)
+    return {name: weight.squeeze() for name, weight in joined.items()}
 
 
 def mixtral(tensors: Tensors, config: Any) -> Tensors:
@@ -247,7 +253,3 @@ def logits(model: transformers.PreTrainedModel) -> np.ndarray:
 
 def config_of(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "config.json").read_text())
-
-
-def names(values: Iterable[str]) -> str:
-    return ", ".join(sorted(values))

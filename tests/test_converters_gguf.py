@@ -237,6 +237,13 @@ def test_a_rope_table_of_other_parameters_is_refused(tmp_path: Path) -> None:
         folder_from_gguf(path, tmp_path / "out")
 
 
+def test_yarn_without_its_factor_is_refused(tmp_path: Path) -> None:
+    yarn = gguf.RopeScalingType.YARN
+    path = changed(CASES["llama"], tmp_path, lambda w: w.add_rope_scaling_type(yarn))
+    with pytest.raises(ValueError, match=r"'yarn' needs llama\.rope\.scaling\.factor"):
+        folder_from_gguf(path, tmp_path / "out")
+
+
 def test_an_unknown_architecture_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", "mamba", {}, lambda w: None)
     with pytest.raises(ValueError, match=r"one of llama, .*qwen2.*, got 'mamba'"):
