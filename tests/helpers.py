@@ -33,6 +33,7 @@ def assert_trees_close(got: Any, want: Any, *, rtol: float, atol: float = 0.0) -
             err_msg=jax.tree_util.keystr(path),
         )
 
+
 # Distillation losses, float64 unless the name says otherwise.
 RTOL |= {
     # Central difference against backward: 3e-10.

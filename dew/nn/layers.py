@@ -6,6 +6,7 @@ the time forward and 0.83 with gradients at 576 → 1536.)
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import flax.linen as nn
 import jax
@@ -30,12 +31,35 @@ class Linear(nn.Module):
         shape = (*self.outputs, *self.inputs)
         weight = self.param("weight", nn.initializers.normal(self.init_std), shape)
         n_in, n_out = len(self.inputs), len(self.outputs)
-        contracted = (range(x.ndim - n_in, x.ndim), range(n_out, n_out + n_in))
-        y = jax.lax.dot_general(x, weight.astype(x.dtype), (contracted, ((), ())))
+        y = contract(x, weight.astype(x.dtype), n_in)
         if self.bias:
             bias = self.param("bias", nn.initializers.zeros, tuple(self.outputs))
             y = y + jax.lax.expand_dims(bias.astype(y.dtype), range(y.ndim - n_out))
         return y
+
+
+def contract(
+    x: Float[Array, "..."], weight: Float[Array, "..."], inputs: int
+) -> Float[Array, "..."]:
+    """Sums products over the last `inputs` axes of both."""
+    axes = (range(x.ndim - inputs, x.ndim), range(weight.ndim - inputs, weight.ndim))
+    length = x.shape[-1]
+    parts = -(-length // PART)
+    if inputs > 1 or length <= 2 * PART or jax.default_backend() != "cpu":
+        return jax.lax.dot_general(x, weight, (axes, ((), ())))
+    # A CPU adds products one after the other. In parts, SmolLM2's logits are 0.9e-4
+    # from their float64 values instead of 1.5e-4 (torch's: 0.7e-4), for 1.14 of the
+    # time of the layer's one long product forward and 1.00 with gradients.
+    bounds = [length * i // parts for i in range(parts + 1)]
+    sums = [
+        jax.lax.dot_general(x[..., a:b], weight[..., a:b], (axes, ((), ())))
+        for a, b in pairwise(bounds)
+    ]
+    return sum(sums[1:], sums[0])
+
+
+PART = 384
+"""The longest run of products that a CPU adds up in one go."""
 
 
 class RMSNorm(nn.Module):

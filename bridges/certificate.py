@@ -1,0 +1,287 @@
+"""The certificate: a folder reloaded in transformers, and compared with ours.
+
+It speaks of the folder as it lies on disk: which keys transformers missed or did not
+expect, how far its logits are from ours over long and padded inputs, and whether both
+continue the same prompts alike.
+"""
+
+import importlib.metadata
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from dew.converters.pretrained import Pretrained
+from dew.tasks.text import TextGeneration
+
+PROMPTS = (
+    "The capital of France is",
+    "def fibonacci(n):\n    ",
+    "Once upon a time, there was a little robot who",
+)
+"""What is continued where the caller gives no prompts."""
+
+ABSOLUTE = 1e-4
+RELATIVE = 2e-5
+"""Logits may differ by ABSOLUTE, or by RELATIVE of the largest where that is more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logits:
+    """How far two forwards are apart, in float32.
+
+    `scale` is the largest logit; `argmax_agreement` the share of positions whose
+    likeliest token is the same.
+    """
+
+    largest_difference: float
+    allowed: float
+    scale: float
+    argmax_agreement: float
+    positions: int
+    longest: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Continuation:
+    """One prompt, continued greedily by both.
+
+    Where the texts part, `gap` is how much torch's two likeliest logits differ there: a
+    gap smaller than the allowed difference is a tie, which either may break.
+    """
+
+    prompt: str
+    torch: str
+    dew: str
+    equal: bool
+    gap: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certificate:
+    """What reloading a folder in transformers came to; `passed` sums it up."""
+
+    passed: bool
+    faults: tuple[str, ...]
+    architecture: str
+    road: str
+    parameters: int
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    mismatched: tuple[str, ...]
+    errors: tuple[str, ...]
+    tied: bool
+    logits: Logits
+    continuations: tuple[Continuation, ...]
+    content_hash: str
+    versions: dict[str, str]
+
+    def json(self) -> dict[str, Any]:
+        """The same as plain JSON values."""
+        return asdict(self)
+
+
+def certify(
+    ours: Pretrained,
+    folder: str | Path,
+    *,
+    prompts: Sequence[str] = (),
+    new_tokens: int = 20,
+) -> Certificate:
+    """Reloads `folder` in transformers and compares it with `ours`, loaded from it.
+
+    Both compute in float32 on the CPU; `ours` must have been loaded so. Nothing is
+    raised for what the comparison finds: see `Certificate.faults`.
+    """
+    with _quiet():
+        theirs, report = _load(Path(folder))
+    lists = {
+        "missing": _names(report["missing_keys"]),
+        "unexpected": _names(report["unexpected_keys"]),
+        "mismatched": _names(report["mismatched_keys"]),
+        "errors": _names(report["error_msgs"]),
+    }
+    texts = tuple(prompts) or PROMPTS
+    logits = _compare_logits(ours, theirs, texts)
+    continuations = _compare_texts(ours, theirs, texts, new_tokens, logits.allowed)
+    tied, tie_faults = _tie(theirs)
+    faults = [
+        f"{len(names)} {kind} in transformers' report: {', '.join(names[:5])}"
+        for kind, names in lists.items()
+        if names
+    ]
+    faults += tie_faults
+    if not logits.largest_difference <= logits.allowed:
+        faults.append(
+            f"logits differ by {logits.largest_difference:.3g}, more than "
+            f"{logits.allowed:.3g}"
+        )
+    faults += [
+        f"{c.prompt!r} goes on as {c.torch!r} in torch and as {c.dew!r} here"
+        for c in continuations
+        if not c.equal
+    ]
+    return Certificate(
+        passed=not faults,
+        faults=tuple(faults),
+        architecture=type(theirs).__name__,
+        road=ours.road,
+        parameters=sum(p.numel() for p in theirs.parameters()),
+        **lists,
+        tied=tied,
+        logits=logits,
+        continuations=continuations,
+        content_hash=ours.content_hash,
+        versions={
+            name: importlib.metadata.version(name)
+            for name in ("dew-bridge", "jax", "torch", "transformers")
+        },
+    )
+
+
+def _load(folder: Path) -> tuple[Any, dict[str, Any]]:
+    loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=torch.float32,
+        local_files_only=True,
+        output_loading_info=True,
+        attn_implementation="eager",
+    )
+    model, report = loaded
+    return model.eval(), report
+
+
+def _names(entries: Any) -> tuple[str, ...]:
+    return tuple(sorted(str(entry) for entry in entries))
+
+
+def _tie(model: Any) -> tuple[bool, list[str]]:
+    """Whether embedding and head are one tensor, and what is wrong with that."""
+    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    shared = head is not None and head.weight is table.weight
+    asked = bool(model.config.get_text_config().tie_word_embeddings)
+    if asked == shared or head is None:
+        return shared, []
+    return shared, [
+        f"config.json says tie_word_embeddings={asked}, but transformers has the head "
+        + ("tied" if shared else "apart")
+    ]
+
+
+def _compare_logits(ours: Pretrained, theirs: Any, texts: Sequence[str]) -> Logits:
+    """Compares over a long row of varied ids, and over padded rows of text."""
+    difference = scale = 0.0
+    agreed, positions, longest = 0, 0, 0
+    for ids, mask in _inputs(ours, theirs, texts):
+        with torch.inference_mode():
+            want = theirs(
+                torch.from_numpy(ids).long(),
+                attention_mask=torch.from_numpy(mask).long(),
+            ).logits.numpy()
+        got = ours.logits(ids, mask)
+        real = mask.astype(bool)
+        difference = max(difference, float(np.abs(got - want)[real].max()))
+        scale = max(scale, float(np.abs(want)[real].max()))
+        agreed += int((got.argmax(-1) == want.argmax(-1))[real].sum())
+        positions += int(real.sum())
+        longest = max(longest, ids.shape[1])
+    return Logits(
+        largest_difference=difference,
+        allowed=max(ABSOLUTE, RELATIVE * scale),
+        scale=scale,
+        argmax_agreement=agreed / positions,
+        positions=positions,
+        longest=longest,
+    )
+
+
+def _inputs(
+    ours: Pretrained, theirs: Any, texts: Sequence[str]
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Token ids and masks: 512 seeded ids in a row, then the texts padded right."""
+    config = theirs.config.get_text_config()
+    length = min(512, config.max_position_embeddings)
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, config.vocab_size, (1, length), dtype=np.int32)
+    pairs = [(ids, np.ones_like(ids))]
+    if ours.tokenizer is not None:
+        rows = [ours.tokenizer.encode(text).ids for text in texts]
+        width = max(len(row) for row in rows)
+        ids = np.zeros((len(rows), width), np.int32)
+        for i, row in enumerate(rows):
+            ids[i, : len(row)] = row
+        mask = np.arange(width)[None, :] < np.array([[len(row)] for row in rows])
+        pairs.append((ids, mask.astype(np.int32)))
+    return pairs
+
+
+def _compare_texts(
+    ours: Pretrained,
+    theirs: Any,
+    texts: Sequence[str],
+    new_tokens: int,
+    tie: float,
+) -> tuple[Continuation, ...]:
+    """Continues every prompt greedily with both."""
+    tokenizer = ours.tokenizer
+    if tokenizer is None:
+        return ()
+    task = TextGeneration(ours, ours.variables)
+    rows = [tokenizer.encode(text).ids for text in texts]
+    mine = task.continue_tokens(rows, max_new_tokens=new_tokens)
+    continuations = []
+    for text, row, new in zip(texts, rows, mine, strict=True):
+        want = greedy(theirs, row, new_tokens)
+        gap = None if want == new else _gap(theirs, row, want, new)
+        continuations.append(
+            Continuation(
+                prompt=text,
+                torch=tokenizer.decode(want),
+                dew=tokenizer.decode(new),
+                equal=gap is None or gap < tie,
+                gap=gap,
+            )
+        )
+    return tuple(continuations)
+
+
+def greedy(model: Any, ids: Sequence[int], new_tokens: int) -> list[int]:
+    """Torch's greedy continuation of one row of ids."""
+    with torch.inference_mode(), _quiet():
+        whole = model.generate(
+            torch.tensor([list(ids)]),
+            attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+            max_new_tokens=new_tokens,
+            do_sample=False,
+        )
+    return whole[0, len(ids) :].tolist()
+
+
+def _gap(model: Any, ids: list[int], want: list[int], got: list[int]) -> float:
+    """How far apart torch's two likeliest logits are where the continuations part."""
+    shared = 0
+    while shared < min(len(want), len(got)) and want[shared] == got[shared]:
+        shared += 1
+    with torch.inference_mode():
+        logits = model(torch.tensor([ids + want[:shared]])).logits[0, -1]
+    best = torch.topk(logits, 2).values
+    return float(best[0] - best[1])
+
+
+@contextmanager
+def _quiet() -> Any:
+    """Keeps transformers' own bars and warnings off the screen for a while."""
+    logger = transformers.utils.logging
+    level = logger.get_verbosity()
+    logger.set_verbosity_error()
+    logger.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logger.set_verbosity(level)
+        logger.enable_progress_bar()

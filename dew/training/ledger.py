@@ -1,0 +1,160 @@
+"""Reading back what dispatched steps came to, only when somebody asks."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from dew.training.step import Report
+from dew.tree import flatten, slashed
+
+
+class TrainingError(RuntimeError):
+    """A run that cannot go on; the message says where it stands and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    """One optimizer update: its number, counted from 1, and what was measured."""
+
+    step: int
+    loss: float
+    mass: float
+    grad_norm: float
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log:
+    """The commits since the last log, and the interval in numbers.
+
+    `metrics` are averages over the interval: loss and the objective's metrics by mass,
+    beside `grad_norm` of the last commit, `learning_rate`, `tokens_per_second`, and the
+    counts of `rejected` microbatches and `dropped` windows where there were any.
+    """
+
+    step: int
+    commits: tuple[Commit, ...]
+    metrics: Mapping[str, float]
+    seconds: float
+    tokens: int
+
+
+class Ledger:
+    """Keeps the reports of dispatched steps until they are read."""
+
+    def __init__(self, max_rejections: int) -> None:
+        self._max_rejections = max_rejections
+        self._pending: list[Report] = []
+        self._commits: list[Commit] = []
+        self._rejected = 0
+        self._dropped = 0
+        self._tokens = 0
+        self._since = time.perf_counter()
+
+    def add(self, report: Report, tokens: int) -> None:
+        """Takes one dispatched step's report without waiting for it."""
+        self._pending.append(report)
+        self._tokens += tokens
+
+    def read(self, commits: int, params: Any) -> None:
+        """Waits for all pending reports; `commits` were made before them.
+
+        Raises:
+            TrainingError: too many microbatches or windows in a row came to nothing.
+        """
+        pending, self._pending = self._pending, []
+        for report in jax.device_get(pending):
+            if report.committed:
+                commits += 1
+                self._commits.append(_commit(commits, report))
+            self._rejected += not report.accepted
+            self._dropped += bool(report.full and not report.committed)
+            if max(report.rejected, report.dropped) >= self._max_rejections:
+                raise TrainingError(self._halted(commits, report, params))
+
+    def close(self, learning_rate: float | None) -> Log:
+        """Sums up the interval and starts a new one."""
+        now = time.perf_counter()
+        commits, seconds, tokens = tuple(self._commits), now - self._since, self._tokens
+        metrics = _averages(commits)
+        if learning_rate is not None:
+            metrics["learning_rate"] = learning_rate
+        metrics["tokens_per_second"] = tokens / seconds
+        if self._rejected or self._dropped:
+            metrics |= {"rejected": self._rejected, "dropped": self._dropped}
+        self._commits, self._rejected, self._dropped, self._tokens = [], 0, 0, 0
+        self._since = now
+        return Log(
+            step=commits[-1].step,
+            commits=commits,
+            metrics=metrics,
+            seconds=seconds,
+            tokens=tokens,
+        )
+
+    def skip(self, seconds: float) -> None:
+        """Leaves out time that was not spent on steps, an evaluation's for example."""
+        self._since += seconds
+
+    def _halted(self, commits: int, report: Report, params: Any) -> str:
+        """Names the step and what was wrong with the last attempt."""
+        where = f"after commit {commits}"
+        if report.dropped >= self._max_rejections:
+            why = (
+                f"its value is {report.loss} over a mass of {report.mass}, "
+                f"its gradient's norm {report.grad_norm}"
+            )
+            return (
+                f"stopped {where}: {report.dropped} windows in a row could not be "
+                f"committed; of the last, {why}. Are all targets masked?"
+            )
+        named = ", ".join(_not_finite(report.finite, params)) or "nothing"
+        return (
+            f"stopped {where}: {report.rejected} microbatches in a row were rejected; "
+            f"in the last, not finite: {named}. The weights are as that commit left "
+            "them; lower the learning rate, or look at the data"
+        )
+
+
+def _commit(step: int, report: Report) -> Commit:
+    return Commit(
+        step=step,
+        loss=float(report.loss),
+        mass=float(report.mass),
+        grad_norm=float(report.grad_norm),
+        metrics={name: float(value) for name, value in report.metrics.items()},
+    )
+
+
+def _averages(commits: tuple[Commit, ...]) -> dict[str, float]:
+    """Loss and metrics by mass over the interval, and the last gradient norm."""
+    weights = np.array([c.mass for c in commits])
+    metrics = {"loss": float(np.average([c.loss for c in commits], weights=weights))}
+    for name in commits[-1].metrics:
+        values = np.array([c.metrics[name] for c in commits])
+        known = np.isfinite(values)
+        if known.any():
+            metrics[name] = float(np.average(values[known], weights=weights[known]))
+    return {**metrics, "grad_norm": commits[-1].grad_norm}
+
+
+def _not_finite(finite: Mapping[str, Any], params: Any) -> list[str]:
+    """Names of the leaves whose flag is down."""
+    names = []
+    for part in ("statistics", "metrics", "variables", "effects"):
+        for path, flag in jax.tree_util.tree_flatten_with_path(finite[part])[0]:
+            if not flag:
+                key = jax.tree_util.keystr(path, simple=True, separator="/")
+                names.append(f"{part}/{key}" if key else part)
+    paths = list(flatten({"params": params}))
+    bad = [
+        slashed(p) for p, ok in zip(paths, finite["gradient"], strict=False) if not ok
+    ]
+    if bad:
+        more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
+        names.append("gradient of " + ", ".join(bad[:3]) + more)
+    return names
