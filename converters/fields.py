@@ -7,7 +7,7 @@ field the table does not know is refused by name. Defaults are those of the tran
 class, which counts where a config.json says nothing.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Protocol, get_type_hints, runtime_checkable
 
@@ -80,15 +80,22 @@ class Field(Protocol):
 
 @dataclass(frozen=True)
 class Use:
-    """The field is `read(value, *values of beside)` in the attributes `to` (dotted)."""
+    """The field is `read(value, *values of beside)` in the attributes `to` (dotted).
+
+    `among` lists the values there are, where they can be listed.
+    """
 
     to: str | tuple[str, ...]
     default: Any
     read: Callable[..., Any] | None = None
     beside: tuple[str, ...] = ()
+    among: Collection[Any] = ()
 
     def fault(self, value: Any) -> str | None:
-        """Checks the kind of value against that of the default."""
+        """Checks the kind of value against that of the default, and the value."""
+        if self.among and value not in self.among:
+            listed = ", ".join(repr(known) for known in self.among)
+            return f"must be one of {listed}, got {value!r}"
         return _kind_fault(value, self.default)
 
     def puts(self, value: Any, get: Callable[[str], Any]) -> Values:

@@ -137,6 +137,7 @@ def _check(folder: Folder, table: Table, ties: Ties, family: Family) -> None:
     spellings = ", ".join(repr(spelling.body) for spelling in family.spellings)
     faults = [
         *weights.faults,
+        *ties.faults,
         *name_faults(table, found, f"prefixes of this family: {spellings}"),
         *unreadable(weights, [name for name in table.sources if name in found]),
     ]

@@ -31,13 +31,15 @@ class Ties:
     """The outcome: which stored tensors repeat a variable, and what an export changes.
 
     `edits` are new values of config fields, `dropped` stored tensors that do not count,
-    and `borrowed` tensors that the file lacks, with the one each starts from.
+    and `borrowed` tensors that the file lacks, with the one each starts from. `faults`
+    are disagreements that nobody settled.
     """
 
     copies: tuple[Rule, ...] = ()
     edits: Mapping[str, Any] = field(default_factory=dict)
     dropped: frozenset[str] = frozenset()
     borrowed: Mapping[str, str] = field(default_factory=dict)
+    faults: tuple[str, ...] = ()
 
 
 def settle(
@@ -48,12 +50,7 @@ def settle(
     weights: Weights,
     tied: Tied | None,
 ) -> Ties:
-    """Holds what the config says against the file.
-
-    Raises:
-        ValueError: they disagree and `tied` is None, or a tensor that must repeat
-            another does not.
-    """
+    """Holds what the config says against the file; `tied` settles disagreements."""
     repeated: list[Rule] = []
     edits: dict[str, Any] = {}
     dropped: set[str] = set()
@@ -66,22 +63,20 @@ def settle(
         if held and says and _equal(weights, copy.source, origin):
             repeated.append(copy.rule)
         elif held == says:
-            fault = _disagreement(copy, origin, held=held)
             if copy.flag is None or tied is None:
-                faults.append(fault)
-            elif tied == "stored":
+                faults.append(_disagreement(copy, origin, held=held))
+            if copy.flag is not None and tied == "stored":
                 edits[copy.flag] = not held
             elif held:
                 dropped.add(copy.source)
             else:
                 borrowed[copy.source] = origin
-    if faults:
-        raise ValueError("; ".join(faults))
     return Ties(
         copies=tuple(repeated),
         edits=edits,
         dropped=frozenset(dropped),
         borrowed=borrowed,
+        faults=tuple(faults),
     )
 
 
@@ -102,7 +97,7 @@ def _disagreement(copy: Copy, origin: str, *, held: bool) -> str:
 
 def _equal(weights: Weights, name: str, origin: str) -> bool:
     """Whether two tensors hold the same numbers; True where that cannot be told yet."""
-    known = all(
+    known = not weights.faults and all(
         n in weights.entries and weights.entries[n].dtype in FLOATS
         for n in (name, origin)
     )

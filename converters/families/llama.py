@@ -5,6 +5,7 @@ from dew.converters.fields import Inert, Quotient, Read, Same, Use
 from dew.converters.ropes import RopeFields
 from dew.converters.rules import Rule
 from dew.nn.config import MLP
+from dew.nn.layers import ACTIVATIONS
 
 FIELDS = {
     "vocab_size": Use("vocab", 32000),
@@ -18,7 +19,7 @@ FIELDS = {
     "attention_bias": Use(("attention.qkv_bias", "attention.out_bias"), False),
     "attention_dropout": Use("attention.dropout", 0.0),
     "intermediate_size": Use("mlp.dim", 11008),
-    "hidden_act": Use("mlp.activation", "silu"),
+    "hidden_act": Use("mlp.activation", "silu", among=ACTIVATIONS),
     "mlp_bias": Use("mlp.bias", False),
     "rms_norm_eps": Use("norm_eps", 1e-6),
     "tie_word_embeddings": Use("tied", False),
