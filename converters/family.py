@@ -28,6 +28,12 @@ class Copy:
         return Rule(self.source, self.target)
 
 
+TIED_HEAD = Copy(
+    source="lm_head.weight", target="embed/weight", flag="tie_word_embeddings"
+)
+"""The output matrix as most causal models tie it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """What `model_type` means: how its config and its tensors become ours.

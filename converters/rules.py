@@ -3,10 +3,11 @@
     Rule("model.layers.{n}.self_attn.q_proj.weight", "layers/{n}/attn/q/weight",
          "(heads dim) embed -> heads dim embed")
 
-A name in braces that stands on both sides numbers both. One that stands in the stored
-name alone is an axis of the variable: `experts.{e}.up.weight` with
-`mlp embed -> e mlp embed` stacks the experts. Rules that name the same tensor share it
-along the axis their layouts mark with a bar, in the order of the table.
+A name in braces that stands on both sides is the same there, a layer's number or a
+`weight` beside its `bias`. One that stands in the stored name alone is an axis of the
+variable: `experts.{e}.up.weight` with `mlp embed -> e mlp embed` stacks the experts.
+Rules that name the same tensor share it along the axis their layouts mark with a bar,
+in the order of the table.
 """
 
 import math
@@ -23,6 +24,15 @@ from dew.typing import Path
 
 Index = tuple[slice, ...]
 """The part of a variable that one device holds."""
+
+HEADS = "(heads dim) embed -> heads dim embed"
+"""Weights of a linear map to the heads."""
+
+HEADS_BIAS = "(heads dim) -> heads dim"
+"""Biases of a linear map to the heads."""
+
+FROM_HEADS = "embed (heads dim) -> embed heads dim"
+"""Weights of a linear map from the heads."""
 
 _HOLE = re.compile(r"\{(\w+)\}")
 
@@ -108,7 +118,7 @@ class Piece:
 
 
 def template_pattern(template: str) -> re.Pattern[str]:
-    """Compiles a name with numbered places, as in `layers/{n}/attn`."""
+    """Compiles a name with open places, as in `layers/{n}/attn`."""
     parts = _HOLE.split(template)
     seen: set[str] = set()
     pattern = ""
@@ -119,7 +129,7 @@ def template_pattern(template: str) -> re.Pattern[str]:
             pattern += f"(?P={part})"
         else:
             seen.add(part)
-            pattern += rf"(?P<{part}>\d+)"
+            pattern += rf"(?P<{part}>[^/.]+)"
     return re.compile(pattern)
 
 

@@ -1,9 +1,9 @@
 """Llama 1, 2, 3.x and every model of its shape (SmolLM2, Yi, TinyLlama …)."""
 
-from dew.converters.family import Copy, Family
+from dew.converters.family import TIED_HEAD, Family
 from dew.converters.fields import Inert, Quotient, Read, Same, Use
 from dew.converters.ropes import RopeFields
-from dew.converters.rules import Rule
+from dew.converters.rules import FROM_HEADS, HEADS, HEADS_BIAS, Rule
 from dew.nn.config import MLP
 from dew.nn.layers import ACTIVATIONS
 
@@ -29,41 +29,21 @@ FIELDS = {
     "rope_interleaved": Inert(False),
 }
 
-ATTENTION = "model.layers.{n}.self_attn."
-FEED_FORWARD = "model.layers.{n}.mlp."
+LAYER = "model.layers.{n}."
+ATTN = LAYER + "self_attn."
 RULES = (
     Rule("model.embed_tokens.weight", "embed/weight"),
-    *(
-        rule
-        for x in "qkv"
-        for rule in (
-            Rule(
-                f"{ATTENTION}{x}_proj.weight",
-                f"layers/{{n}}/attn/{x}/weight",
-                "(heads dim) embed -> heads dim embed",
-            ),
-            Rule(
-                f"{ATTENTION}{x}_proj.bias",
-                f"layers/{{n}}/attn/{x}/bias",
-                "(heads dim) -> heads dim",
-            ),
-        )
-    ),
-    Rule(
-        f"{ATTENTION}o_proj.weight",
-        "layers/{n}/attn/o/weight",
-        "embed (heads dim) -> embed heads dim",
-    ),
-    Rule(f"{ATTENTION}o_proj.bias", "layers/{n}/attn/o/bias"),
-    *(
-        Rule(f"{FEED_FORWARD}{x}_proj.{kind}", f"layers/{{n}}/mlp/{x}/{kind}")
-        for x in ("gate", "up", "down")
-        for kind in ("weight", "bias")
-    ),
-    Rule("model.layers.{n}.input_layernorm.weight", "layers/{n}/attn_norm/weight"),
-    Rule(
-        "model.layers.{n}.post_attention_layernorm.weight", "layers/{n}/mlp_norm/weight"
-    ),
+    Rule(ATTN + "q_proj.weight", "layers/{n}/attn/q/weight", HEADS),
+    Rule(ATTN + "q_proj.bias", "layers/{n}/attn/q/bias", HEADS_BIAS),
+    Rule(ATTN + "k_proj.weight", "layers/{n}/attn/k/weight", HEADS),
+    Rule(ATTN + "k_proj.bias", "layers/{n}/attn/k/bias", HEADS_BIAS),
+    Rule(ATTN + "v_proj.weight", "layers/{n}/attn/v/weight", HEADS),
+    Rule(ATTN + "v_proj.bias", "layers/{n}/attn/v/bias", HEADS_BIAS),
+    Rule(ATTN + "o_proj.weight", "layers/{n}/attn/o/weight", FROM_HEADS),
+    Rule(ATTN + "o_proj.bias", "layers/{n}/attn/o/bias"),
+    Rule(LAYER + "mlp.{x}_proj.{kind}", "layers/{n}/mlp/{x}/{kind}"),
+    Rule(LAYER + "input_layernorm.weight", "layers/{n}/attn_norm/weight"),
+    Rule(LAYER + "post_attention_layernorm.weight", "layers/{n}/mlp_norm/weight"),
     Rule("model.norm.weight", "norm/weight"),
     Rule("lm_head.weight", "head/weight"),
 )
@@ -75,10 +55,6 @@ LLAMA = Family(
     ropes=(RopeFields(),),
     parts={"mlp": MLP},
     rules=RULES,
-    copies=(
-        Copy(
-            source="lm_head.weight", target="embed/weight", flag="tie_word_embeddings"
-        ),
-    ),
-    ignored=("model.layers.{n}.self_attn.rotary_emb.inv_freq",),
+    copies=(TIED_HEAD,),
+    ignored=(ATTN + "rotary_emb.inv_freq",),
 )
