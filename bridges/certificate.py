@@ -285,3 +285,15 @@ def _quiet() -> Any:
     finally:
         logger.set_verbosity(level)
         logger.enable_progress_bar()
+
+
+def continue_with_torch(folder: str | Path, prompt: str, new_tokens: int = 24) -> str:
+    """Loads a folder in transformers and returns its greedy continuation of a prompt.
+
+    The continuation alone; weights are computed in float32.
+    """
+    with _quiet():
+        model, _ = _load(Path(folder))
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer(prompt).input_ids
+    return tokenizer.decode(greedy(model, ids, new_tokens))

@@ -1,9 +1,17 @@
-"""The short way in and out: `dew.load` and `dew.save`."""
+"""The short way in and out: `dew.load`, `dew.save` and `dew.certify`.
 
+Torch is imported only where a call needs it; `bridges` is the one place that has it.
+"""
+
+import importlib.util
+import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+from rich.console import Console
 
 from dew.converters.exporting import export
 from dew.converters.loading import Shardings, load_native
@@ -11,6 +19,19 @@ from dew.converters.pretrained import Pretrained
 from dew.converters.ties import Tied
 from dew.source import Source
 from dew.typing import Variables
+
+if TYPE_CHECKING:
+    from dew.bridges.certificate import Certificate
+
+Road = Literal["auto", "native"]
+"""Ways into JAX."""
+
+CERTIFICATE = "certificate.json"
+"""What certifying adds to an export."""
+
+
+class CertificationError(RuntimeError):
+    """A folder that transformers does not read as we do; nothing of it was kept."""
 
 
 @runtime_checkable
@@ -32,7 +53,7 @@ def load(
     address: str | os.PathLike[str],
     *,
     dtype: Any = None,
-    road: Literal["auto", "native"] = "auto",
+    road: Road = "auto",
     shardings: Shardings | None = None,
     tied: Tied | None = None,
     ignore_fields: Sequence[str] = (),
@@ -84,3 +105,77 @@ def save(
         overwrite=overwrite,
         check=check,
     )
+
+
+def certify(
+    folder: str | os.PathLike[str], *, prompts: Sequence[str] = ()
+) -> "Certificate":
+    """Reloads a folder in transformers and compares it with our own forward.
+
+    Both compute in float32. What is found is in the certificate, passed or not.
+
+    Raises:
+        ImportError: torch or transformers is not installed.
+        ValueError: the folder cannot be loaded.
+    """
+    certificate = _bridge("certificate")
+    ours = load(folder, dtype="float32")
+    return certificate.certify(ours, folder, prompts=prompts)
+
+
+def save_certified(
+    task: Saveable,
+    folder: str | os.PathLike[str],
+    *,
+    prompts: Sequence[str] = (),
+    run: Mapping[str, Any] | None = None,
+    console: Console,
+    **options: Any,
+) -> "Certificate | None":
+    """Saves a task, and certifies the folder before it takes its name.
+
+    The certificate goes into the folder as `certificate.json`, with what the caller
+    has to say of the `run` beside it. `options` are those of `save`. Without torch
+    there is no certificate, which the console is told.
+
+    Raises:
+        CertificationError: the check failed; no folder is left.
+    """
+    if not has_torch():
+        save(task, folder, **options)
+        console.print(
+            f"{folder} is written but NOT certified: torch and transformers are not "
+            f"installed; {INSTALL}"
+        )
+        return None
+    found: list[Certificate] = []
+
+    def check(partial: Path) -> None:
+        with console.status("reloading the export in transformers"):
+            certificate = certify(partial, prompts=prompts)
+        if not certificate.passed:
+            raise CertificationError(
+                f"{folder} was not written: " + "; ".join(certificate.faults)
+            )
+        whole = certificate.json() | ({} if run is None else {"run": dict(run)})
+        text = json.dumps(whole, indent=2, ensure_ascii=False)
+        (partial / CERTIFICATE).write_text(text + "\n", encoding="utf-8")
+        found.append(certificate)
+
+    save(task, folder, check=check, **options)
+    return found[0]
+
+
+INSTALL = "pip install 'dew-bridge[torch]' brings them"
+
+
+def has_torch() -> bool:
+    """Whether what the extra `torch` brings is installed."""
+    return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
+
+
+def _bridge(module: str) -> ModuleType:
+    """Imports a module of `bridges`, which needs torch."""
+    if not has_torch():
+        raise ImportError(f"this needs torch and transformers: {INSTALL}")
+    return importlib.import_module(f"dew.bridges.{module}")

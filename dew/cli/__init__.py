@@ -1,1 +1,3 @@
 """The command line."""
+
+from dew.cli.main import main as main

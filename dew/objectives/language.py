@@ -1,5 +1,6 @@
 """Causal language modelling: predict each token from those before it."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -151,8 +152,8 @@ def _next(flags: Bool[Array, "batch seq"]) -> Bool[Array, "batch seq"]:
     return jnp.roll(flags, -1, axis=1).at[:, -1].set(False)
 
 
-class Perplexity:
-    """exp of the mean loss over every token of the pass, never a mean of means."""
+class NatsPerToken:
+    """The mean loss over every token of the pass, never a mean of means."""
 
     reads = TokenScores
 
@@ -164,5 +165,30 @@ class Perplexity:
     merge = staticmethod(merge_totals)
 
     def finalize(self, accumulated: tuple[float, float], /) -> float:
+        """Nats per token."""
+        return mean_of_totals(accumulated)
+
+
+class Perplexity(NatsPerToken):
+    """exp of the mean loss over every token of the pass."""
+
+    def finalize(self, accumulated: tuple[float, float], /) -> float:
         """Perplexity per token."""
-        return float(jnp.exp(mean_of_totals(accumulated)))
+        return math.exp(mean_of_totals(accumulated))
+
+
+class TokenCount(NatsPerToken):
+    """How many tokens a pass predicted."""
+
+    def finalize(self, accumulated: tuple[float, float], /) -> float:
+        """Tokens."""
+        return accumulated[1]
+
+
+def token_metrics() -> dict[str, NatsPerToken]:
+    """The metrics of a language model by the names they are reported under."""
+    return {
+        "perplexity": Perplexity(),
+        "nats_per_token": NatsPerToken(),
+        "tokens": TokenCount(),
+    }

@@ -61,8 +61,12 @@ class Callback:
 
 @dataclass(frozen=True, kw_only=True)
 class _Cadence:
-    """At which commits something is due; at the last one everything is."""
+    """At which commits something is due; at the last one everything is.
 
+    The `first` commit after a start is logged by itself: it holds the compilation.
+    """
+
+    first: int
     last: int
     log: int
     evaluate: int | None
@@ -71,11 +75,16 @@ class _Cadence:
     def next(self, commit: int) -> int:
         """The first commit after this one at which anything is due."""
         periods = [p for p in (self.log, self.evaluate, self.save) if p]
-        return min([self.last, *(commit - commit % p + p for p in periods)])
+        due = [self.last, *(commit - commit % p + p for p in periods)]
+        return min([*due, self.first] if commit < self.first else due)
 
     def is_due(self, period: int | None, commit: int) -> bool:
         """Whether a thing of this period is due now."""
         return period is not None and (commit % period == 0 or commit == self.last)
+
+    def is_log_due(self, commit: int) -> bool:
+        """Whether the commits since the last log are to be summed up now."""
+        return commit == self.first or self.is_due(self.log, commit)
 
 
 @dataclass(eq=False)
@@ -127,12 +136,7 @@ class Trainer:
                 a batch has other keys, shapes or dtypes than the first.
             TrainingError: the data ended early, or too much of it came to nothing.
         """
-        cadence = _Cadence(
-            last=steps,
-            log=log_every,
-            evaluate=eval_every if evaluations else None,
-            save=self.checkpoints.every if self.checkpoints else None,
-        )
+        _check_periods(steps=steps, log_every=log_every, eval_every=eval_every)
         feed = _Feed(data, self.mesh)
         with _sigterm() as terminated, self._tracking() as tracker:
             state = self._start(feed, resume)
@@ -142,6 +146,13 @@ class Trainer:
                 callback.on_start(commits, steps)
             if evaluations and eval_on_start and commits == 0:
                 self._evaluate(state, evaluations)
+            cadence = _Cadence(
+                first=commits + 1,
+                last=steps,
+                log=log_every,
+                evaluate=eval_every if evaluations else None,
+                save=self.checkpoints.every if self.checkpoints else None,
+            )
             ledger = Ledger(self.max_rejections)
             while commits < steps:
                 goal = cadence.next(commits)
@@ -257,7 +268,7 @@ class Trainer:
     ) -> None:
         """Logs, evaluates and saves what is due at this commit."""
         commits = int(state.commits)
-        if cadence.is_due(cadence.log, commits):
+        if cadence.is_log_due(commits):
             log = ledger.close(self._learning_rate(commits - 1))
             if self.tracker is not None:
                 self.tracker.log(
@@ -267,8 +278,8 @@ class Trainer:
                 callback.on_log(log)
         began = time.perf_counter()
         metrics = None
-        due = cadence.is_due(cadence.evaluate, commits) or commits == cadence.last
-        if evaluations and due:
+        is_last = commits == cadence.last
+        if evaluations and (is_last or cadence.is_due(cadence.evaluate, commits)):
             metrics = self._evaluate(state, evaluations)
         if cadence.is_due(cadence.save, commits):
             self._save(state, feed, metrics)
@@ -406,6 +417,16 @@ class _Feed:
                 "every batch must look like the first, or the step would be compiled "
                 "again: " + "; ".join(faults)
             )
+
+
+def _check_periods(**periods: int | None) -> None:
+    faults = [
+        f"{name} must be >= 1, got {period}"
+        for name, period in periods.items()
+        if period is not None and period < 1
+    ]
+    if faults:
+        raise ValueError("; ".join(faults))
 
 
 def _tokens(batch: Batch) -> int:

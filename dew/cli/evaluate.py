@@ -1,0 +1,75 @@
+"""`dew eval`: how well a model predicts a text."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import jax
+import tyro
+from rich.console import Console
+
+from dew.cli.models import (
+    Precision,
+    eos_of,
+    load_to_train,
+    texts,
+    tokenizer_of,
+)
+from dew.cli.report import show
+from dew.data import evaluation_batches
+from dew.objectives.language import CausalLM, token_metrics
+from dew.roads import Road
+from dew.training.evaluation import Evaluation, run_evaluation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eval:
+    """Score a model on text: perplexity over every token, weighted by token."""
+
+    model: str
+    """Hugging Face folder, hub id, or a run of ours."""
+    data: tuple[str, ...]
+    """Text to score: .txt, .jsonl or .parquet files, or folders of them."""
+    seq_len: int = 1024
+    """Tokens of a row; no token sees past its row."""
+    batch_size: int = 4
+    """Rows scored at a time."""
+    dtype: Precision = "float32"
+    """What the model computes in."""
+    road: Road = "auto"
+    """The way into JAX; auto takes the native one."""
+    packing: Literal["wrapped", "best_fit"] = "wrapped"
+    """wrapped cuts documents at the end of a row, best_fit keeps them whole."""
+    text_field: str = "text"
+    """The field of .jsonl and .parquet records that holds the text."""
+    json: Annotated[bool, tyro.conf.arg(name="json")] = False
+    """Print one JSON object and no table."""
+
+    def run(self) -> int:
+        """Scores and reports."""
+        console = Console(stderr=True)
+        source = load_to_train(self.model, dtype=self.dtype, road=self.road)
+        documents = texts(self.data, field=self.text_field, console=console)
+        evaluation = Evaluation(
+            batches=lambda: evaluation_batches(
+                documents,
+                tokenizer=tokenizer_of(source),
+                seq_len=self.seq_len,
+                batch_size=self.batch_size,
+                packing=self.packing,
+                eos_id=eos_of(source),
+            ),
+            metrics=token_metrics(),
+        )
+        objective = CausalLM(source=source, seq_len=self.seq_len)
+        with console.status(f"scoring {len(documents)} documents"):
+            result = run_evaluation(
+                objective, source.variables, evaluation, key=jax.random.key(0)
+            )
+        result = {**result, "tokens": int(result["tokens"])}
+        rows = [
+            ("perplexity", f"{result['perplexity']:.4f}"),
+            ("nats per token", f"{result['nats_per_token']:.4f}"),
+            ("tokens", f"{result['tokens']:,}"),
+        ]
+        show(source.address, rows, result, self.json)
+        return 0

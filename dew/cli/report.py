@@ -1,0 +1,76 @@
+"""What a command shows of itself: a table for people, one JSON object for programs."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from dew.training.ledger import Log
+from dew.training.progress import Meter, Progress
+from dew.training.trainer import Callback
+
+
+def show(
+    title: str,
+    rows: Iterable[tuple[str, str]],
+    result: Mapping[str, Any],
+    as_json: bool,
+) -> None:
+    """Prints the rows as a table, or the result as one JSON object, to stdout."""
+    if as_json:
+        print(json.dumps(result), flush=True)
+        return
+    table = Table(title=title, show_header=False, title_justify="left")
+    for name, value in rows:
+        table.add_row(name, value)
+    Console().print(table)
+
+
+class Display(Callback):
+    """A training run on the screen; it keeps what the report needs."""
+
+    def __init__(self, console: Console, meter: Meter) -> None:
+        self.console, self.meter = console, meter
+        self.losses: list[float] = []
+        self.tokens = 0
+        self.evaluations: dict[int, dict[str, float]] = {}
+        self._progress: Progress | None = None
+
+    def on_start(self, step: int, steps: int) -> None:
+        """Puts up the bar."""
+        self._progress = Progress(steps, done=step, console=self.console)
+        self._progress.__enter__()
+        self.meter.restart()
+
+    def on_log(self, log: Log) -> None:
+        """Moves the bar on."""
+        self.losses += [commit.loss for commit in log.commits]
+        self.tokens += log.tokens
+        self.meter.lap(steps=len(log.commits), tokens=log.tokens)
+        if self._progress is not None:
+            self._progress.update(log.step, {**log.metrics, **self.meter.metrics()})
+
+    def on_eval(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Prints a pass's numbers."""
+        self.evaluations[step] = dict(metrics)
+        shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+        self._note(f"step {step}: {shown}")
+        self.meter.restart()
+
+    def on_save(self, step: int) -> None:
+        """Says that a checkpoint is on its way."""
+        self._note(f"step {step}: checkpoint")
+        self.meter.restart()
+
+    def on_end(self, faults: Sequence[str]) -> None:
+        """Takes the bar down."""
+        if self._progress is not None:
+            self._progress.__exit__(None, None, None)
+        for fault in faults:
+            self.console.print(f"tracker: {fault}", markup=False)
+
+    def _note(self, text: str) -> None:
+        if self._progress is not None:
+            self._progress.note(text)
