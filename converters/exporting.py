@@ -30,6 +30,7 @@ from dew.converters.weights import FLOATS, INDEX, SINGLE
 from dew.tree import flatten, thaw
 from dew.typing import Variables
 
+_CAST_RUN = 1 << 22
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
@@ -266,18 +267,22 @@ def _on_host(leaf: Any) -> np.ndarray:
 
 
 def _cast(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Casts run by run, so that nothing but the result is as large as the tensor."""
     if array.dtype == dtype:
         return array
-    with np.errstate(over="ignore"):
-        cast = array.astype(dtype)
-    lost = ~np.isfinite(cast)
-    if lost.any() and np.isfinite(array[lost]).any():
-        largest = float(np.abs(array[lost & np.isfinite(array)]).max())
-        raise ValueError(
-            f"{name} holds {largest!r}, more than {dtype} can; write it in another "
-            "with dtype="
-        )
-    return cast
+    source = np.ascontiguousarray(array).reshape(-1)
+    cast = np.empty(source.shape, dtype)
+    for start in range(0, len(source), _CAST_RUN):
+        run = slice(start, start + _CAST_RUN)
+        with np.errstate(over="ignore"):
+            cast[run] = source[run].astype(dtype)
+        lost = ~np.isfinite(cast[run]) & np.isfinite(source[run])
+        if lost.any():
+            raise ValueError(
+                f"{name} holds {float(source[run][lost][0])!r}, more than {dtype} can; "
+                "write it in another with dtype="
+            )
+    return cast.reshape(array.shape)
 
 
 def _filled(specs: Mapping[str, Spec], limit: int) -> dict[str, list[str]]:
