@@ -126,7 +126,8 @@ class Relation:
         seen = _rows_seen(visible)[:, None]
         a = log_softmax(jnp.where(seen, self._scores(y), -jnp.inf))
         s = log_softmax(jnp.where(seen, self._scores(x), -jnp.inf))
-        return jnp.mean(ForwardKL().between(a, s), axis=1) * jnp.any(visible, axis=-1)
+        rows = jnp.mean(ForwardKL().between(a, s), axis=1)
+        return jnp.where(jnp.any(visible, axis=-1), rows, 0)
 
     def _scores(self, x: Array) -> Array:
         if x.shape[-1] % self.heads:
