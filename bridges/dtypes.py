@@ -3,36 +3,39 @@
 import jax.numpy as jnp
 import numpy as np
 import torch
+from jax import dtypes
 
-_PAIRS = (
+_NAMES = (
     "bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 complex64 "
     "complex128 float8_e4m3fn float8_e5m2"
 ).split()
 _TO_JAX: dict[torch.dtype, np.dtype] = {
-    getattr(torch, name): jnp.dtype("bool" if name == "bool" else name)
-    for name in _PAIRS
+    getattr(torch, name): jnp.dtype(name) for name in _NAMES
 }
 _TO_TORCH = {ours: theirs for theirs, ours in _TO_JAX.items()}
 
 
-def jax_dtype(dtype: torch.dtype) -> np.dtype:
-    """Returns the dtype JAX holds such values in: without x64, int64 is int32.
+def jax_stored(dtype: torch.dtype) -> np.dtype:
+    """Returns the dtype of the same values bit for bit.
 
     Raises:
         TypeError: JAX has no such dtype.
     """
     if dtype not in _TO_JAX:
         raise TypeError(
-            f"{dtype} has no counterpart in JAX; cast to one of {', '.join(_PAIRS)}"
+            f"{dtype} has no counterpart in JAX; cast to one of {', '.join(_NAMES)}"
         )
-    return jnp.dtype(jax_canonical(_TO_JAX[dtype]))
+    return _TO_JAX[dtype]
 
 
 def jax_canonical(dtype: np.dtype) -> np.dtype:
-    """Returns the dtype that arrays really get under the current x64 setting."""
-    from jax import dtypes
-
+    """Returns the dtype that JAX gives an array of this one: 32 bits without x64."""
     return np.dtype(dtypes.canonicalize_dtype(dtype))
+
+
+def jax_dtype(dtype: torch.dtype) -> np.dtype:
+    """Returns the dtype JAX holds such values in: without x64, int64 is int32."""
+    return jax_canonical(jax_stored(dtype))
 
 
 def torch_dtype(dtype: np.dtype) -> torch.dtype:
@@ -43,6 +46,6 @@ def torch_dtype(dtype: np.dtype) -> torch.dtype:
     """
     if np.dtype(dtype) not in _TO_TORCH:
         raise TypeError(
-            f"{dtype} has no counterpart in torch; cast to one of {', '.join(_PAIRS)}"
+            f"{dtype} has no counterpart in torch; cast to one of {', '.join(_NAMES)}"
         )
     return _TO_TORCH[np.dtype(dtype)]

@@ -375,6 +375,8 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
     "copy.default": [(X, f(4))],
     "layer_norm.default": [(X, [4], p(4), f(4)), (X, [3, 4])],
     "native_layer_norm.default": [(X, [4], p(4), f(4), 1e-5)],
+    "_weight_norm.default": [(f(4, 3, 2), p(4, 1, 1)), (f(4, 3, 2), p(1, 1, 2), 2)],
+    "_weight_norm_interface.default": [(f(4, 3, 2), p(4, 1, 1))],
     "rms_norm.default": [(X, [4], p(4)), (X, [4], None, 1e-6)],
     "group_norm.default": [(f(2, 6, 5), 3, p(6), f(6)), (f(2, 6, 3, 3), 2)],
     "native_group_norm.default": [(f(2, 6, 5), p(6), f(6), 2, 6, 5, 3, 1e-5)],
@@ -469,6 +471,9 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
     "linalg_inv.default": [(torch.eye(3) * 2 + torch.ones(3, 3).tril(),)],
     "inverse.default": [(torch.eye(3) * 2 + torch.ones(3, 3).tril(),)],
     "dropout.default": [(X, 0.5, False)],
+    "native_dropout.default": [(X, 0.5, False)],
+    "sym_size.int": [(X, 1)],
+    "sym_numel.default": [(X,)],
     "feature_dropout.default": [(X, 0.5, False)],
     "_grouped_mm.default": [
         (

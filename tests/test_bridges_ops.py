@@ -20,7 +20,7 @@ DRAWS = {
         "rand.default randn.default rand_like.default randn_like.default "
         "bernoulli.default bernoulli.p uniform.default randint.low randint.default "
         "randperm.default empty.memory_format empty_like.default new_empty.default "
-        "empty_permuted.default"
+        "empty_permuted.default _assert_scalar.default"
     ).split()
 }
 
@@ -37,7 +37,8 @@ def to_jax(value: Any) -> Any:
     return jax_dtype(value) if isinstance(value, torch.dtype) else value
 
 
-def compare(ours: Any, theirs: torch.Tensor, tolerance: float) -> None:
+def compare(ours: Any, theirs: Any, tolerance: float) -> None:
+    theirs = torch.as_tensor(theirs)
     want = theirs.to(torch.complex128 if theirs.is_complex() else torch.float64).numpy()
     got = np.asarray(jnp.asarray(ours).astype(jax_dtype(theirs.dtype)))
     got = got.astype(want.dtype)

@@ -16,6 +16,7 @@ from dew.bridges.ops import (
     reduce,
     resize,
     shape,
+    sizes,
 )
 from dew.bridges.ops.random import draws as draws
 from dew.bridges.ops.table import Op as Op
@@ -33,5 +34,6 @@ TABLE: dict[str, Op] = {
     **resize.OPS,
     **fft.OPS,
     **random.OPS,
+    **sizes.OPS,
 }
 """Every op that lowers, less those a program adds with `dew.bridges.implements`."""

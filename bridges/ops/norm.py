@@ -192,7 +192,21 @@ def _instance_norm(
     )
 
 
+def _weight_norm(v: Array, g: Array, dim: int = 0) -> Array:
+    """Gives each slice of `v` along `dim` the length that `g` says."""
+    axes = tuple(axis for axis in range(v.ndim) if axis != dim % v.ndim)
+    return v * (g / jnp.sqrt(jnp.sum(jnp.square(wide(v)), axis=axes, keepdims=True)))
+
+
+def _weight_norm_interface(v: Array, g: Array, dim: int = 0) -> tuple[Array, Array]:
+    axes = tuple(axis for axis in range(v.ndim) if axis != dim % v.ndim)
+    norms = jnp.sqrt(jnp.sum(jnp.square(wide(v)), axis=axes, keepdims=True))
+    return _weight_norm(v, g, dim), norms
+
+
 OPS: dict[str, Op] = {
+    "aten._weight_norm.default": _weight_norm,
+    "aten._weight_norm_interface.default": _weight_norm_interface,
     "aten.layer_norm.default": _layer_norm,
     "aten.native_layer_norm.default": _native_layer_norm,
     "aten.rms_norm.default": _rms_norm,

@@ -26,6 +26,16 @@ def _dropout(
     return _drop(input, p, rng) if train and rng is not None and p else input
 
 
+def _native_dropout(
+    input: Array, p: float | int, train: bool | None, rng: Array | None = None
+) -> tuple[Array, Array]:
+    """Returns the kept and scaled elements, and which were kept."""
+    if not train or rng is None or not p:
+        return input, jnp.ones(input.shape, bool)
+    kept = _drop(jnp.ones(input.shape, jnp.float32), p, rng) != 0
+    return jnp.where(kept, input / (1 - p), jnp.zeros((), input.dtype)), kept
+
+
 def _feature_dropout(
     input: Array, p: float | int, train: bool, rng: Array | None = None
 ) -> Array:
@@ -114,7 +124,11 @@ def _randperm(n: int, dtype: Any = None, rng: Array | None = None) -> Array:
 def draws(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     """Says whether this call of a table op draws: dropout off is no draw."""
     match name:
-        case "aten.dropout.default" | "aten.feature_dropout.default":
+        case (
+            "aten.dropout.default"
+            | "aten.feature_dropout.default"
+            | "aten.native_dropout.default"
+        ):
             p = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
             train = kwargs.get("train", args[2] if len(args) > 2 else True)
             return bool(train) and not math.isclose(p, 0)
@@ -127,6 +141,7 @@ def draws(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 OPS: dict[str, Op] = {
     "aten.dropout.default": _dropout,
     "aten.feature_dropout.default": _feature_dropout,
+    "aten.native_dropout.default": _native_dropout,
     "aten.scaled_dot_product_attention.default": _attention,
     "aten.rand.default": _rand,
     "aten.randn.default": _randn,

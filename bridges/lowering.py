@@ -1,0 +1,65 @@
+"""`lower`: any torch module as a JAX function of its variables, checked once."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from dew.bridges.dlpack import to_jax
+from dew.bridges.export import aliases, marks, skeleton
+from dew.bridges.lowered import Lowered
+from dew.bridges.naming import nested, torch_inputs, untrained
+from dew.bridges.parity import check_parity
+from dew.bridges.programs import Programs
+
+
+def lower(
+    module: torch.nn.Module,
+    example_inputs: Mapping[str, Any],
+    *,
+    dynamic: bool = True,
+    blocks: str | None = None,
+    share: bool = False,
+    check: bool = True,
+) -> Lowered:
+    """Turns a torch module into a model of ours, its variables named as torch's.
+
+    `example_inputs` are arrays by name (`tokens`, `mask`, `positions`, or the names of
+    the module's own forward). The module must agree with torch on them, in evaluation
+    mode, unless `check` is False. `dynamic` leaves batch and length free where the
+    module allows; otherwise each new shape is exported when it comes. `blocks` names
+    the list of submodules that `layers` counts, where the longest one is not it.
+
+    Buffers, and parameters that take no gradient (Whisper's positions, say), are in
+    the collection `buffers`. The variables are copies, so the module may go on
+    training; `share` lets them alias its memory, and then it must not be changed.
+
+    Raises:
+        LoweringExportError: torch cannot export it; says where and what to try.
+        MissingOpsError: it uses ops that are in no table; names all of them.
+        LoweringParityError: torch and the lowered function disagree.
+    """
+    names = aliases(module)
+    weights = dict(module.named_parameters()) | dict(module.named_buffers())
+    leaves = {
+        name: to_jax(weights[name], copy=not share)
+        for name in dict.fromkeys(names.values())
+    }
+    was_training = module.training
+    lowered = Lowered(
+        variables=nested(leaves, untrained(module)),
+        programs=Programs(
+            hollow=skeleton(module, {}),
+            where=marks(module, blocks),
+            dynamic=dynamic,
+        ),
+        example=torch_inputs(
+            module, {k: np.asarray(v) for k, v in example_inputs.items()}
+        ),
+    )
+    if check:
+        module.eval()
+        check_parity(lowered, module)
+        module.train(was_training)
+    return lowered

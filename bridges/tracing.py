@@ -1,0 +1,8 @@
+"""One lock for what must not happen in two threads at once: exporting and tracing."""
+
+import threading
+
+TRACING = threading.RLock()
+"""torch.export keeps process-wide modes, and torch2jax replaces `torch.Tensor.__new__`
+while it traces: two traces at once leave it replaced for good. While one runs,
+`torch.Tensor(…)` raises in other threads, so trace before starting them."""
