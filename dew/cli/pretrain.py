@@ -103,8 +103,6 @@ class Pretrain:
         source = load_to_train(
             self.model, dtype=self.dtype, road=self.road, remat=self.remat
         )
-        folder = RunFolder(self.out)
-        trainer, display = self._trainer(source, folder, console)
         data = training_batches(
             texts(self.data, field=self.text_field, console=console),
             batch_size=self.batch_size,
@@ -113,8 +111,10 @@ class Pretrain:
             **self._rows(source),
         )
         evaluations = self._evaluations(source, console)
+        folder = RunFolder(self.out)
         sources = {source.address: source.content_hash}
         folder.begin(self._config(), sources, resume=self.resume)
+        trainer, display = self._trainer(source, folder, console)
         state = trainer.fit(
             data,
             steps=self.steps,
