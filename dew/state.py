@@ -51,7 +51,8 @@ class TrainState:
     `attempts` counts microbatches tried and drives random keys; `accepted` counts those
     that were finite and drives the objective's schedules; `commits` counts optimizer
     updates and drives the optimizer, its schedules and the EMA. `rejected` microbatches
-    and `dropped` windows are counted since the last accepted or committed one.
+    and `dropped` windows, those that were not finite, are counted since the last
+    accepted or committed one.
     """
 
     attempts: Int[Array, ""]
@@ -69,3 +70,18 @@ class TrainState:
     def averaged(self) -> Variables | None:
         """The variables with the EMA's leaves in place, or None without an EMA."""
         return None if self.ema is None else merge(self.variables, self.ema)
+
+    def published(self, *, ema: bool) -> Variables:
+        """The variables that an inference task takes: averaged ones, or the live.
+
+        Raises:
+            ValueError: averaged ones are asked of a run that keeps no EMA.
+        """
+        if not ema:
+            return self.variables
+        if self.averaged is None:
+            raise ValueError(
+                "ema=True asks for averaged weights, but this run keeps no EMA; give "
+                "ema=False for the live ones, or the objective an EMASpec"
+            )
+        return self.averaged

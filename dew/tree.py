@@ -112,22 +112,22 @@ def merge(tree: Variables, overlay: Variables) -> dict[str, Any]:
 def freeze(variables: Variables, trainable: PathFilter) -> dict[str, Any]:
     """Moves the `params` leaves that `trainable` rejects under `FROZEN`.
 
-    Paths are full leaf paths, `("params", …)`. What was frozen already stays so.
+    Paths are full leaf paths, `("params", …)`. What was frozen already stays so, even
+    where `trainable` accepts it.
 
     Raises:
         ValueError: the filter keeps every leaf or none, which splits nothing.
     """
     leaves = flatten({"params": variables.get("params", {})})
     live = {path: leaf for path, leaf in leaves.items() if trainable(path)}
-    if not live or len(live) == len(leaves):
+    held = flatten({"params": variables.get(FROZEN, {})})
+    if not live or all(trainable(path) for path in {**leaves, **held}):
         kept = "none" if not live else "every one"
         raise ValueError(
             f"trainable keeps {kept} of the {len(leaves)} params leaves, so there is "
             f"nothing to freeze; paths look like {_examples(leaves)}"
         )
-    held = flatten({"params": variables.get(FROZEN, {})}) | {
-        path: leaf for path, leaf in leaves.items() if path not in live
-    }
+    held |= {path: leaf for path, leaf in leaves.items() if path not in live}
     rest = {k: v for k, v in variables.items() if k not in ("params", FROZEN)}
     return {**rest, **unflatten(live), FROZEN: unflatten(held)["params"]}
 
@@ -150,6 +150,14 @@ def cast(tree: Variables, dtype: Any) -> dict[str, Any]:
         return leaf.astype(dtype) if is_float and leaf.dtype != dtype else leaf
 
     return map_leaves(change, tree)
+
+
+def wide(leaf: Any) -> jax.Array:
+    """The leaf as an array of float32, or of its own floating dtype if it is wider."""
+    array = jax.numpy.asarray(leaf)
+    inexact = jax.numpy.issubdtype(array.dtype, np.inexact)
+    keep = inexact and array.dtype.itemsize >= 4
+    return array.astype(array.dtype if keep else np.float32)
 
 
 def _dtype(leaf: Any) -> np.dtype:

@@ -23,6 +23,9 @@ LOGITS = 2e-5
 """Largest difference of float32 logits from torch's, as a part of the largest logit.
 The largest seen is 1e-6."""
 
+ACCUMULATION = 1e-6
+"""A window of microbatches against one large batch; the largest seen is 8e-8."""
+
 
 def assert_trees_close(got: Any, want: Any, *, rtol: float, atol: float = 0.0) -> None:
     """Two trees of one structure with leaves that agree; the first that does not."""

@@ -7,7 +7,7 @@ stored.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +41,15 @@ class DecoderBank:
 
     namespace: Path
     view: StackView
+
+
+@runtime_checkable
+class Scanned(Protocol):
+    """A model that says which stacks a scanned execution of it reads."""
+
+    def banks(self) -> tuple[DecoderBank, ...]:
+        """The stacks, none where blocks are unrolled."""
+        ...
 
 
 def scan_layers(

@@ -30,6 +30,7 @@ from dew.tree import merge as merge
 from dew.tree import select as select
 from dew.tree import thaw as thaw
 from dew.tree import under as under
+from dew.tree import wide
 from dew.typing import Batch as Batch
 from dew.typing import Path as Path
 from dew.typing import PathFilter as PathFilter
@@ -62,8 +63,9 @@ class Mean:
     mass: Float[Array, ""]
 
     def __add__(self, other: "Mean") -> "Mean":
-        """The statistics of both sets of records together."""
-        return Mean(self.total + other.total, self.mass + other.mass)
+        """The statistics of both sets of records together, in float32 or wider."""
+        total, mass = (wide(leaf) for leaf in (self.total, self.mass))
+        return Mean(total + wide(other.total), mass + wide(other.mass))
 
     @classmethod
     def of(cls, values: Float[Array, "..."], weights: Float[Array, "..."]) -> "Mean":
@@ -72,9 +74,9 @@ class Mean:
         Values of zero weight are replaced before the product, so that one which is not
         finite touches neither the sum nor its gradient.
         """
-        wide = jnp.promote_types(values.dtype, jnp.float32)
-        weights = jax.lax.stop_gradient(weights).astype(wide)
-        values = jnp.where(weights > 0, values.astype(wide), 0)
+        values = wide(values)
+        weights = jax.lax.stop_gradient(weights).astype(values.dtype)
+        values = jnp.where(weights > 0, values, 0)
         return cls(jnp.sum(values * weights), jnp.sum(weights))
 
 
@@ -84,17 +86,11 @@ def mean_loss(stats: Mean) -> tuple[jax.Array, jax.Array]:
     Without mass the value is 0, its gradient is 0, and neither is NaN. No gradient
     flows through the mass. Float32 or wider.
     """
-    total, mass = (_wide(leaf) for leaf in (stats.total, stats.mass))
-    mass = jax.lax.stop_gradient(mass)
+    total = wide(stats.total)
+    mass = jax.lax.stop_gradient(jnp.asarray(stats.mass)).astype(total.dtype)
     active = mass > 0
     value = jnp.where(active, total, 0) / jnp.where(active, mass, 1)
     return value, active
-
-
-def _wide(value: Any) -> jax.Array:
-    """The value as a real array of float32 or wider."""
-    array = jnp.asarray(value)
-    return array.astype(jnp.promote_types(array.dtype, jnp.float32))
 
 
 Loss = TypeVar("Loss", default=Mean | jax.Array | float)
@@ -307,7 +303,7 @@ def _scalar(value: Any, objective: Objective[Any, Any]) -> jax.Array:
             f"{name}.loss must return one real number or a Mean, got {array.dtype} of "
             f"shape {array.shape}"
         )
-    return _wide(array)
+    return wide(array)
 
 
 def scalar_loss(

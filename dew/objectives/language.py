@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from dew.nn.stack import DecoderBank, Scanned
 from dew.objectives.base import (
     Aux,
     EMASpec,
@@ -22,10 +23,11 @@ from dew.objectives.base import (
     mean_of_totals,
     merge_totals,
 )
+from dew.objectives.forward import forward, started
 from dew.source import Source
 from dew.state import TrainState
 from dew.tasks.text import TextGeneration
-from dew.tree import cast, freeze, thaw
+from dew.tree import freeze, thaw, wide
 from dew.typing import Batch, PathFilter, Variables
 
 INPUTS = ("tokens", "positions", "segment_ids", "mask")
@@ -50,7 +52,8 @@ class CausalLM(Objective[Mean, None]):
     and `loss_mask` (true marks tokens to be predicted, as for completions only).
 
     Weights train in `param_dtype`; what the model computes in is the model's own
-    `dtype`. `trainable` freezes the leaves that it rejects.
+    `dtype`. `trainable` freezes the leaves that it rejects. `qk_stats` reports each
+    attention head's largest score, for an optimizer that clips by it.
     """
 
     source: Source
@@ -58,6 +61,7 @@ class CausalLM(Objective[Mean, None]):
     trainable: PathFilter | None = None
     ema: EMASpec | None = None
     param_dtype: Any = jnp.float32
+    qk_stats: bool = False
 
     artifact: ClassVar[type | None] = TokenScores
 
@@ -66,17 +70,19 @@ class CausalLM(Objective[Mean, None]):
         """One row of tokens."""
         return {"tokens": jax.ShapeDtypeStruct((self.seq_len,), jnp.int32)}
 
+    @property
+    def bank_sites(self) -> tuple[DecoderBank, ...]:
+        """The stacks of a native decoder that scans its blocks."""
+        model = self.source.model
+        return model.banks() if isinstance(model, Scanned) else ()
+
     def held_variables(self) -> Variables | None:
         """The weights that were loaded, if any."""
         return self.source.variables
 
     def init(self, key: jax.Array, variables: Variables | None = None) -> Variables:
         """The loaded weights in `param_dtype`, or new ones drawn from `key`."""
-        variables = self.held_variables() if variables is None else variables
-        if variables is None:
-            example = {"tokens": jnp.zeros((1, self.seq_len), jnp.int32)}
-            variables = self.source.draw(key, example)
-        whole = cast(variables, self.param_dtype)
+        whole = started(self.source, self.inputs, key, variables, self.param_dtype)
         return whole if self.trainable is None else freeze(whole, self.trainable)
 
     def loss(
@@ -96,15 +102,42 @@ class CausalLM(Objective[Mean, None]):
         layers: Sequence[int] = (),
     ) -> tuple[Mean, Aux[None], Prediction]:
         """The loss, with logits and hidden states behind it."""
-        inputs = {name: batch[name] for name in INPUTS if name in batch}
-        rngs = {"dropout": step.key} if train else None
-        outputs = self.source.model.apply(
-            thaw(params), inputs, train=train, layers=tuple(layers), rngs=rngs
+        opened = ("qk",) if self.qk_stats and train else ()
+        prediction, sown = self.read(
+            params, batch, step, train=train, layers=layers, opened=opened
         )
+        stats = Mean.of(prediction.losses, prediction.weights)
+        return stats, Aux(qk_stats=sown.get("qk")), prediction
+
+    def read(
+        self,
+        params: Variables,
+        batch: Batch,
+        step: Step,
+        *,
+        train: bool,
+        layers: Sequence[int] = (),
+        opened: tuple[str, ...] = (),
+    ) -> tuple[Prediction, Variables]:
+        """One pass over the batch, and what the layers sow into the `opened`.
+
+        Raises:
+            ValueError: the model sows nothing into one of them.
+        """
+        inputs = {name: batch[name] for name in INPUTS if name in batch}
+        outputs, sown = forward(
+            self.source,
+            thaw(params),
+            inputs,
+            step,
+            train=train,
+            layers=layers,
+            opened=opened,
+        )
+        logits = wide(outputs.logits)
+        losses = next_token_losses(logits, batch["tokens"])
         weights = next_token_weights(batch)
-        losses = next_token_losses(outputs.logits, batch["tokens"])
-        prediction = Prediction(outputs.logits, losses, weights, outputs.hidden)
-        return Mean.of(losses, weights), Aux(), prediction
+        return Prediction(logits, losses, weights, outputs.hidden), sown
 
     def evaluate(self, params: Variables, batch: Batch, step: Step) -> TokenScores:
         """Loss and weight of every token, dropout off."""
@@ -117,9 +150,7 @@ class CausalLM(Objective[Mean, None]):
 
     def pipeline(self, state: TrainState, *, ema: bool = True) -> TextGeneration:
         """The trained model, ready to continue texts and to be saved."""
-        averaged = state.averaged if ema else None
-        variables = state.variables if averaged is None else averaged
-        return TextGeneration(self.source, thaw(variables))
+        return TextGeneration(self.source, thaw(state.published(ema=ema)))
 
 
 def next_token_weights(batch: Batch) -> Float[Array, "batch seq"]:
@@ -140,7 +171,7 @@ def next_token_losses(
     logits: Float[Array, "batch seq vocab"], tokens: Int[Array, "batch seq"]
 ) -> Float[Array, "batch seq"]:
     """-log softmax(logits) of the following token, float32; the last position is 0."""
-    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    logits = wide(logits)
     labels = jnp.roll(tokens, -1, axis=1)
     chosen = jnp.take_along_axis(logits, labels[:, :, None], axis=-1)[:, :, 0]
     losses = jax.nn.logsumexp(logits, axis=-1) - chosen

@@ -14,7 +14,7 @@ from jaxtyping import Array
 
 from dew.objectives.base import Aux, Mean, Objective, Step
 from dew.state import TrainState, Window
-from dew.tree import flatten, merge, slashed
+from dew.tree import flatten, merge, slashed, wide
 from dew.typing import Batch, Variables
 
 
@@ -45,18 +45,26 @@ def evaluate(
         stats, aux = objective.loss({**variables, "params": params}, batch, step)
         return _as_mean(objective, stats), aux
 
-    def value(params: Any) -> tuple[Any, Attempt]:
+    def value(params: Any) -> tuple[Any, tuple[Attempt, Array]]:
         stats, aux = loss(params)
         linear = _is_linear(objective, stats)
-        number = _numerator(stats) if linear else objective.reduce_loss(stats)[0]
-        return number, Attempt(stats, aux, None)
+        number, active = (_numerator if linear else objective.reduce_loss)(stats)
+        return number, (Attempt(stats, aux, None), active)
 
     params = variables["params"]
     shapes, _ = jax.eval_shape(loss, params)
     if not alone and not _is_linear(objective, shapes):
         return Attempt(*loss(params), None)
-    gradient, attempt = jax.grad(value, has_aux=True)(params)
-    return attempt._replace(gradient=jax.tree.map(_wide, gradient))
+    gradient, (attempt, active) = jax.grad(value, has_aux=True)(params)
+    return attempt._replace(gradient=_supported(gradient, active))
+
+
+def _supported(gradient: Any, active: Array) -> Any:
+    """The gradient in float32 or wider, and 0 where there is no support.
+
+    Without support a reduction of an objective's own may well be 0 / 0 inside.
+    """
+    return jax.tree.map(lambda g: jnp.where(active, wide(g), 0), gradient)
 
 
 def pooled_gradient(
@@ -115,8 +123,10 @@ def _kind(leaf: Any) -> str:
 
 def _as_mean(objective: Objective[Any, Any], stats: Any) -> Any:
     """A plain scalar as a term of unit mass; anything else as it is."""
-    if _has_own_reduction(objective) or isinstance(stats, Mean):
+    if _has_own_reduction(objective):
         return stats
+    if isinstance(stats, Mean):
+        return Mean(wide(stats.total), wide(stats.mass))
     number, _ = objective.reduce_loss(stats)
     return Mean(number, jnp.ones_like(number))
 
@@ -130,22 +140,16 @@ def _is_linear(objective: Objective[Any, Any], stats: Any) -> bool:
     return isinstance(stats, Mean) and not _has_own_reduction(objective)
 
 
-def _numerator(stats: Mean) -> Array:
-    """The sum of a `Mean`, with no gradient where there is no mass."""
-    return _wide(jnp.where(jnp.asarray(stats.mass) > 0, stats.total, 0))
-
-
-def _wide(leaf: Any) -> Array:
-    return jnp.asarray(leaf, jnp.promote_types(jnp.result_type(leaf), jnp.float32))
+def _numerator(stats: Mean) -> tuple[Array, Array]:
+    """The sum of a `Mean`, which has no gradient where there is no mass."""
+    active = stats.mass > 0
+    return jnp.where(active, stats.total, 0), active
 
 
 def _replayed(objective: Objective[Any, Any], state: TrainState, window: Window) -> Any:
     """The sum of the pullbacks of all microbatches under the pooled cotangent."""
-
-    def value(stats: Any) -> Array:
-        return objective.reduce_loss(stats)[0]
-
-    cotangent = jax.grad(value, allow_int=True)(window.stats)
+    reduce = jax.grad(objective.reduce_loss, has_aux=True, allow_int=True)
+    cotangent, active = reduce(window.stats)
     params = state.variables["params"]
 
     def pull(total: Any, row: Any) -> tuple[Any, None]:
@@ -158,7 +162,7 @@ def _replayed(objective: Objective[Any, Any], state: TrainState, window: Window)
 
         _, pullback = jax.vjp(stats_of, params)
         (gradient,) = pullback(cotangent)
-        return jax.tree.map(jnp.add, total, jax.tree.map(_wide, gradient)), None
+        return jax.tree.map(jnp.add, total, _supported(gradient, active)), None
 
-    start = jax.tree.map(lambda p: jnp.zeros_like(_wide(p)), params)
+    start = jax.tree.map(lambda p: jnp.zeros_like(wide(p)), params)
     return jax.lax.scan(pull, start, window.replay)[0]

@@ -3,7 +3,8 @@
 A microbatch whose statistics or gradients are not finite is rejected: nothing of the
 state moves but the count of attempts. Accepted ones gather in a window; when it is
 full, has support and is finite, it is committed: one optimizer update, one EMA step,
-the effects applied once. An empty or non-finite window is dropped whole.
+the effects applied once. A window without support moves nothing, and one that is not
+finite is dropped.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from dew.objectives.base import Initializer, Mean, Objective, Step
 from dew.state import Replay, TrainState, Window
 from dew.training.statistics import Attempt, evaluate, pooled_gradient, replaced
-from dew.tree import flatten, select, unflatten
+from dew.tree import flatten, select, unflatten, wide
 from dew.typing import Batch, Path, Variables
 
 
@@ -54,7 +55,7 @@ class TrainStep:
     """
 
     objective: Objective[Any, Any]
-    optimizer: optax.GradientTransformationExtraArgs
+    optimizer: optax.GradientTransformation
     accumulation: int = 1
     max_rejections: int = 5
 
@@ -109,7 +110,7 @@ class TrainStep:
             variables=replaced(self.objective, state.variables, tried.aux.variables),
         )
         moved, report = self._close(entered, window, finite)
-        turned_down = replace(state, rejected=state.rejected + ~halted)
+        turned_down = replace(state, rejected=state.rejected + jnp.where(halted, 0, 1))
         state = _where(accepted, moved, turned_down)
         state = replace(state, attempts=state.attempts + 1)
         return state, replace(
@@ -171,10 +172,15 @@ class TrainStep:
             row = self._row(state, batch, step)
             replay = jax.tree.map(lambda to, x: to.at[kept.count].set(x), replay, row)
         sums = jax.tree.map(jnp.add, _additive(kept), _additive(entry))
+
+        def highest(old: Array, new: Array) -> Array:
+            # An empty window holds zeros, which are no maxima.
+            return jnp.where(kept.count == 0, new, jnp.maximum(old, new))
+
         return Window(
             count=kept.count + 1,
             **sums,
-            qk_stats=jax.tree.map(jnp.maximum, kept.qk_stats, entry.qk_stats),
+            qk_stats=jax.tree.map(highest, kept.qk_stats, entry.qk_stats),
             replay=replay,
         )
 
@@ -189,7 +195,8 @@ class TrainStep:
             return self._commit(state, window, value, active)
 
         def wait() -> tuple[TrainState, Array, Array]:
-            return replace(state, window=window), jnp.zeros(()), jnp.asarray(False)
+            no_norm = jnp.zeros((), jnp.float32)
+            return replace(state, window=window), no_norm, jnp.asarray(False)
 
         alone = self.accumulation == 1
         moved, norm, done = commit() if alone else jax.lax.cond(full, commit, wait)
@@ -213,10 +220,11 @@ class TrainStep:
     ) -> tuple[TrainState, Array, Array]:
         """One optimizer update if the window has support and is finite; empties it."""
         gradient = pooled_gradient(self.objective, state, window)
-        norm = optax.global_norm(gradient)
-        good = active & jnp.isfinite(value) & jnp.isfinite(norm)
+        norm = optax.tree.norm(gradient).astype(jnp.float32)
+        finite = jnp.isfinite(value) & jnp.isfinite(norm)
+        good = active & finite
         params = {"params": state.variables["params"]}
-        updates, optimizer = self.optimizer.update(
+        updates, optimizer = optax.with_extra_args_support(self.optimizer).update(
             {"params": gradient}, state.optimizer, params, qk_stats=window.qk_stats
         )
         updated: Any = optax.apply_updates(params, updates)
@@ -232,7 +240,8 @@ class TrainStep:
             optimizer=optimizer,
             ema=self._averaged(state, variables),
         )
-        stayed = replace(state, dropped=state.dropped + 1)
+        bad = active & ~finite
+        stayed = replace(state, dropped=state.dropped + jnp.where(bad, 1, 0))
         closed = _where(good, moved, stayed)
         if state.window is not None:
             # Rows of a replay buffer are overwritten one by one; they need no clearing.
@@ -288,7 +297,7 @@ def _judged(finite: dict[str, Any]) -> list[Array]:
 
 def _as_mean(metric: Any) -> Mean:
     if isinstance(metric, Mean):
-        return Mean(jnp.asarray(metric.total), jnp.asarray(metric.mass))
+        return Mean(wide(metric.total), wide(metric.mass))
     number = jnp.asarray(metric, jnp.float32)
     return Mean(number, jnp.ones_like(number))
 
