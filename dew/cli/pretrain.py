@@ -124,7 +124,7 @@ class Pretrain:
             eval_on_start=True,
             resume=self.resume,
         )
-        task = trainer.objective.pipeline(state)
+        task = trainer.objective.pipeline(state, ema=state.ema is not None)
         course = self._course(display)
         certificate = roads.save_certified(
             task, folder.export, run=course, console=console, overwrite=True
