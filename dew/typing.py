@@ -55,7 +55,7 @@ class Model(Protocol):
         *,
         train: bool = False,
         layers: Sequence[int] = (),
-        rngs: Mapping[str, Array] | None = None,
+        rngs: Any = None,
         mutable: Any = False,
         method: str | None = None,
     ) -> Any:

@@ -23,6 +23,12 @@ LOGITS = 2e-5
 """Largest difference of float32 logits from torch's, as a part of the largest logit.
 The largest seen is 1e-6."""
 
+SLOPE = 1e-3
+"""Gradients against float32 central differences; the largest seen is 6e-5."""
+
+HALF = 0.02
+"""A loss in bfloat16 against float32, as a part of it; the largest seen is 4e-3."""
+
 ACCUMULATION = 1e-6
 """A window of microbatches against one large batch; the largest seen is 8e-8."""
 

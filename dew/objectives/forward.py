@@ -1,15 +1,19 @@
 """What objectives share: variables to start from, and one pass through a model."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from dew.objectives.base import InputSpec, Step
 from dew.source import Source
 from dew.tree import FROZEN, cast
-from dew.typing import Outputs, Variables
+from dew.typing import Batch, Outputs, Variables
+
+Scores = TypeVar("Scores")
 
 
 def started(
@@ -64,3 +68,11 @@ def forward(
             f"{type(source.model).__name__} leaves nothing in the collections {missing}"
         )
     return outputs, updated
+
+
+@partial(jax.jit, static_argnums=0)
+def scored(
+    scores: Callable[..., Scores], params: Variables, batch: Batch, step: Step
+) -> Scores:
+    """The scores of one batch as a method of an objective makes them, dropout off."""
+    return scores(params, batch, step, train=False)

@@ -1,0 +1,107 @@
+"""Masked language modelling: put back the tokens that were hidden."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from dew.objectives.base import Aux, EMASpec, InputSpec, Mean, Objective, Step
+from dew.objectives.forward import forward, scored, started
+from dew.objectives.hiding import hide_tokens, real_tokens
+from dew.objectives.language import INPUTS, TokenScores
+from dew.source import Source
+from dew.state import TrainState
+from dew.tasks.scoring import Scoring
+from dew.tree import freeze, thaw, wide
+from dew.typing import Batch, PathFilter, Variables
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MaskedLM(Objective[Mean, None]):
+    """Cross-entropy of hidden tokens, in nats, averaged over those hidden.
+
+    Of the tokens that are neither padding nor one of `special_ids`, `rate` are hidden
+    as BERT does it, drawn anew by each step's key. A batch may bring its own `labels`
+    [batch, seq], negative where nothing is predicted, for tokens already masked. Any
+    model with logits over the vocabulary will do.
+    """
+
+    source: Source
+    seq_len: int
+    vocab: int
+    mask_id: int
+    special_ids: tuple[int, ...] = ()
+    rate: float = 0.15
+    trainable: PathFilter | None = None
+    ema: EMASpec | None = None
+    param_dtype: Any = jnp.float32
+
+    artifact: ClassVar[type | None] = TokenScores
+
+    def __post_init__(self) -> None:
+        faults = []
+        if not 0 < self.rate <= 1:
+            faults.append(f"rate must be in (0, 1], got {self.rate}")
+        if not 0 <= self.mask_id < self.vocab:
+            faults.append(f"mask_id must be in [0, {self.vocab}), got {self.mask_id}")
+        if faults:
+            raise ValueError("MaskedLM: " + "; ".join(faults))
+
+    @property
+    def inputs(self) -> InputSpec:
+        """One row of tokens."""
+        return {"tokens": jax.ShapeDtypeStruct((self.seq_len,), jnp.int32)}
+
+    def held_variables(self) -> Variables | None:
+        """The weights that were loaded, if any."""
+        return self.source.variables
+
+    def init(self, key: jax.Array, variables: Variables | None = None) -> Variables:
+        """The loaded weights in `param_dtype`, or new ones drawn from `key`."""
+        whole = started(self.source, self.inputs, key, variables, self.param_dtype)
+        return whole if self.trainable is None else freeze(whole, self.trainable)
+
+    def loss(
+        self, params: Variables, batch: Batch, step: Step
+    ) -> tuple[Mean, Aux[None]]:
+        """The summed loss over the number of tokens hidden."""
+        scores = self._scores(params, batch, step, train=True)
+        return Mean.of(scores.losses, scores.weights), Aux()
+
+    def evaluate(self, params: Variables, batch: Batch, step: Step) -> TokenScores:
+        """Loss and weight of every position, dropout off, masked by the step's key."""
+        return scored(self._scores, params, dict(batch), step)
+
+    def pipeline(self, state: TrainState, *, ema: bool = True) -> Scoring:
+        """The trained model, ready to score tokens and to be saved."""
+        return Scoring(self.source, thaw(state.published(ema=ema)))
+
+    def _scores(
+        self, params: Variables, batch: Batch, step: Step, *, train: bool
+    ) -> TokenScores:
+        choice, dropout = jax.random.split(step.key)
+        tokens, labels = batch["tokens"], batch.get("labels")
+        if labels is None:
+            special = jnp.isin(tokens, jnp.asarray(self.special_ids, tokens.dtype))
+            tokens, labels = hide_tokens(
+                tokens,
+                real_tokens(batch) & ~special,
+                choice,
+                rate=self.rate,
+                mask_id=self.mask_id,
+                vocab=self.vocab,
+            )
+        inputs = {name: batch[name] for name in INPUTS if name in batch}
+        outputs, _ = forward(
+            self.source,
+            thaw(params),
+            {**inputs, "tokens": tokens},
+            Step(step.step, dropout),
+            train=train,
+        )
+        logits = wide(outputs.logits)
+        wanted = jnp.maximum(labels, 0)[:, :, None]
+        chosen = jnp.take_along_axis(logits, wanted, axis=-1)[:, :, 0]
+        losses = jax.nn.logsumexp(logits, axis=-1) - chosen
+        return TokenScores(losses, (labels >= 0).astype(jnp.float32))

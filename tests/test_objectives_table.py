@@ -1,0 +1,231 @@
+"""What every objective must hold. A new one joins by a row of ROWS."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dew.objectives.base import EMASpec, Objective, Step, under
+from dew.objectives.correlation import BarlowTwins
+from dew.objectives.criteria import Classification, Regression
+from dew.objectives.jepa import JEPA
+from dew.objectives.language import CausalLM
+from dew.objectives.masked import MaskedLM
+from dew.objectives.moe import BalancedLM
+from dew.objectives.supervised import Supervised
+from dew.source import Source
+from dew.tree import cast
+from tests.helpers import ACCUMULATION, HALF, RTOL, SLOPE, assert_trees_close
+from tests.networks import BALANCED, Encoder, Guesser, Perceptron, tiny_decoder
+
+KEY = jax.random.key(5)
+
+
+def tokens(draw: np.random.Generator) -> dict[str, Any]:
+    """Four texts of unequal length; words under a false mask are noise."""
+    mask = np.arange(6)[None] < np.asarray([6, 4, 1, 3])[:, None]
+    return {"tokens": draw.integers(0, 11, (4, 6), np.int32), "mask": mask}
+
+
+def labelled(draw: np.random.Generator) -> dict[str, Any]:
+    batch = tokens(draw)
+    hidden = batch["mask"] & (np.arange(6) % 2 == 0)[None]
+    labels = np.random.default_rng(3).integers(0, 11, (4, 6), np.int32)
+    return {**batch, "labels": np.where(hidden, labels, -100).astype(np.int32)}
+
+
+def examples(draw: np.random.Generator) -> dict[str, Any]:
+    labels = np.asarray([2, 0, 1, 1], np.int32)
+    pixels = draw.normal(size=(4, 5)).astype(np.float32)
+    return {"pixels": pixels, "labels": labels, "loss_mask": MASK}
+
+
+def targets(draw: np.random.Generator) -> dict[str, Any]:
+    labels = np.random.default_rng(3).normal(size=(4, 3)).astype(np.float32)
+    return {**examples(draw), "labels": labels}
+
+
+def views(draw: np.random.Generator) -> dict[str, Any]:
+    pixels = draw.normal(size=(4, 2, 5)).astype(np.float32)
+    return {"pixels": pixels, "loss_mask": np.asarray([True, False, True, True])}
+
+
+def patches(draw: np.random.Generator) -> dict[str, Any]:
+    seen = np.arange(6)[None] < np.asarray([6, 4, 6, 3])[:, None]
+    hidden = (np.arange(6)[None] + np.arange(4)[:, None]) % 3 == 0
+    x = draw.normal(size=(4, 6, 3)).astype(np.float32)
+    return {"patches": x, "mask": seen, "hidden": hidden}
+
+
+MASK = np.asarray([True, False, True, True])
+PIXELS = {"pixels": jax.ShapeDtypeStruct((5,), jnp.float32)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """An objective, how a batch of it is drawn, and which inputs a mask covers."""
+
+    objective: Objective[Any, Any]
+    batch: Callable[[np.random.Generator], dict[str, Any]]
+    covered: str
+    by: str = "mask"
+
+
+def causal(**options: Any) -> CausalLM:
+    return CausalLM(source=Source(model=tiny_decoder()), seq_len=6, **options)
+
+
+def masked(**options: Any) -> MaskedLM:
+    source = Source(model=tiny_decoder())
+    return MaskedLM(source=source, seq_len=6, vocab=11, mask_id=10, **options)
+
+
+def balanced(**options: Any) -> BalancedLM:
+    source = Source(model=tiny_decoder(mlp=BALANCED))
+    return BalancedLM(lm=CausalLM(source=source, seq_len=6, **options))
+
+
+def supervised(criterion: Any, **options: Any) -> Supervised:
+    source = Source(model=Perceptron())
+    return Supervised(source=source, reads=PIXELS, criterion=criterion, **options)
+
+
+def twins(**options: Any) -> BarlowTwins:
+    return BarlowTwins(source=Source(model=Perceptron()), reads=PIXELS, **options)
+
+
+def jepa() -> JEPA:
+    return JEPA(
+        source=Source(model=Encoder()),
+        predictor=Source(model=Guesser()),
+        reads={"patches": jax.ShapeDtypeStruct((6, 3), jnp.float32)},
+        seq=6,
+        embed=6,
+        width=2,
+        ema=EMASpec(optax.linear_schedule(0.996, 1.0, 100), under("params")),
+    )
+
+
+SMOOTH = Classification(smoothing=0.1, class_weights=(1.0, 2.0, 0.5))
+ROWS = {
+    "causal": Row(objective=causal(), batch=tokens, covered="tokens"),
+    "masked": Row(objective=masked(), batch=labelled, covered="tokens"),
+    "balanced": Row(objective=balanced(), batch=tokens, covered="tokens"),
+    "classification": Row(
+        objective=supervised(SMOOTH), batch=examples, covered="pixels", by="loss_mask"
+    ),
+    "regression": Row(
+        objective=supervised(Regression()),
+        batch=targets,
+        covered="pixels",
+        by="loss_mask",
+    ),
+    "twins": Row(objective=twins(), batch=views, covered="pixels", by="loss_mask"),
+    "jepa": Row(objective=jepa(), batch=patches, covered="patches"),
+}
+every_objective = pytest.mark.parametrize("name", ROWS)
+
+
+def step_of(variables: Any, key: Any = KEY) -> Step:
+    """A step whose average lies beside the weights, for those who need one."""
+    return Step(jnp.int32(3), key, jax.tree.map(lambda leaf: leaf * 0.9, variables))
+
+
+@cache
+def started(name: str) -> Any:
+    return jax.jit(ROWS[name].objective.init)(jax.random.key(1))
+
+
+def batch_of(name: str, seed: int = 0) -> dict[str, Any]:
+    batch = ROWS[name].batch(np.random.default_rng(seed))
+    return {k: jnp.asarray(leaf) for k, leaf in batch.items()}
+
+
+def value_of(name: str) -> Callable[..., Any]:
+    """The reduced value of the pooled statistics of some microbatches."""
+    objective, start = ROWS[name].objective, started(name)
+
+    def value(params: Any, batches: list[Any]) -> Any:
+        tree = {**start, "params": params}
+        # The average does not move with the weights, but has their dtype.
+        held = jax.tree.map(lambda s, p: s.astype(p.dtype), start["params"], params)
+        step = step_of({**start, "params": held})
+        stats = [objective.loss(tree, b, step)[0] for b in batches]
+        pooled = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *stats)
+        return objective.reduce_loss(pooled)[0], pooled
+
+    return value
+
+
+@cache
+def measure(name: str) -> Callable[..., Any]:
+    return jax.jit(jax.value_and_grad(value_of(name), has_aux=True))
+
+
+def assert_close_for_its_size(got: Any, want: Any) -> None:
+    """Differences are small beside the largest number of the tree."""
+    largest = max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(want))
+    assert_trees_close(got, want, rtol=0, atol=ACCUMULATION * largest)
+
+
+@every_objective
+def test_a_compiled_loss_is_the_eager_one(name: str) -> None:
+    params, batch = started(name)["params"], batch_of(name)
+    (compiled, _), _ = measure(name)(params, [batch])
+    eager, _ = value_of(name)(params, [batch])
+    assert compiled > 0
+    np.testing.assert_allclose(compiled, eager, rtol=RTOL["float32"])
+
+
+@every_objective
+def test_what_a_mask_covers_changes_nothing(name: str) -> None:
+    row, params = ROWS[name], started(name)["params"]
+    batch, noise = batch_of(name), batch_of(name, seed=1)[row.covered]
+    kept = batch[row.by].reshape(batch[row.by].shape + (1,) * 9)
+    kept = kept.reshape(kept.shape[: noise.ndim])
+    covered = {**batch, row.covered: jnp.where(kept, batch[row.covered], noise)}
+    assert not jnp.array_equal(covered[row.covered], batch[row.covered])
+    before, after = (measure(name)(params, [b]) for b in (batch, covered))
+    assert_close_for_its_size(after, before)
+
+
+@every_objective
+def test_microbatches_pool_to_one_large_batch(name: str) -> None:
+    params, batch = started(name)["params"], batch_of(name)
+    # Three rows and one: unequal masses.
+    parts = [jax.tree.map(lambda x, s=s: x[s], batch) for s in (np.s_[:3], np.s_[3:])]
+    pooled, whole = (measure(name)(params, b) for b in (parts, [batch]))
+    assert_close_for_its_size(pooled, whole)
+
+
+@every_objective
+def test_gradients_are_those_of_finite_differences(name: str) -> None:
+    params, batch = started(name)["params"], batch_of(name)
+    (_, _), gradient = measure(name)(params, [batch])
+    norm = optax.tree.norm(gradient)
+    assert norm > 0
+    step = 3e-3
+    ends = [
+        jax.tree.map(lambda p, g, s=s: p + s * g / norm, params, gradient)
+        for s in (step, -step)
+    ]
+    up, down = (float(measure(name)(end, [batch])[0][0]) for end in ends)
+    np.testing.assert_allclose((up - down) / (2 * step), norm, rtol=SLOPE)
+
+
+@every_objective
+def test_half_precision_stays_finite_and_sums_in_float32(name: str) -> None:
+    params = started(name)["params"]
+    batch = batch_of(name)
+    (full, _), _ = measure(name)(params, [batch])
+    params, batch = (cast(tree, jnp.bfloat16) for tree in (params, batch))
+    (value, stats), gradient = measure(name)(params, [batch])
+    assert {leaf.dtype for leaf in jax.tree.leaves(stats)} == {jnp.dtype("float32")}
+    assert all(bool(jnp.all(jnp.isfinite(g))) for g in jax.tree.leaves(gradient))
+    np.testing.assert_allclose(value, full, rtol=HALF)
