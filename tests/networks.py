@@ -4,13 +4,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from dew.nn.config import MLP, Attention, DecoderConfig, MoE
 from dew.nn.decoder import Decoder
 from dew.nn.rope import Rope
-from dew.typing import Outputs
+from dew.source import Source
+from dew.tree import map_leaves
+from dew.typing import Outputs, Path
 
 
 def tiny_decoder(
@@ -92,3 +96,24 @@ class Guesser(nn.Module):
         x = jnp.where(seen, x, 0)
         mean = jnp.mean(x, axis=1, keepdims=True)
         return Outputs(final=nn.Dense(self.embed)(x + mean + place[None]))
+
+
+TEXT = {"tokens": jax.ShapeDtypeStruct((1, 6), jnp.int32)}
+PIXELS = {"pixels": jax.ShapeDtypeStruct((1, 5), jnp.float32)}
+SEEN = {"mask": jax.ShapeDtypeStruct((1, 6), bool)}
+PATCHES = {**SEEN, "patches": jax.ShapeDtypeStruct((1, 6, 3), jnp.float32)}
+STATES = {**SEEN, "inputs_embeds": jax.ShapeDtypeStruct((1, 6, 6), jnp.float32)}
+
+
+def loaded(model: nn.Module, inputs: Mapping[str, Any]) -> Source:
+    """The model with weights at hand, which costs a test no compilation."""
+    shapes = jax.eval_shape(model.init, jax.random.key(0), dict(inputs))
+    draw = np.random.default_rng(0)
+
+    def leaf(path: Path, shape: Any) -> Any:
+        is_scale = path[-1] in ("scale", "var") or "norm" in path[-2]
+        # Routers start without a bias, as they do when drawn from a key.
+        values = draw.normal(size=shape.shape, scale=0.0 if path[0] == "moe" else 0.4)
+        return jnp.asarray(np.ones(shape.shape) if is_scale else values, shape.dtype)
+
+    return Source(model=model, variables=map_leaves(leaf, shapes))
