@@ -18,6 +18,10 @@ from dew.converters.loading import Shardings, load_native
 from dew.converters.pretrained import Pretrained
 from dew.converters.ties import Tied
 from dew.source import Source
+from dew.tasks.text import TextGeneration
+from dew.training.checkpoint import Checkpoints
+from dew.training.runs import RunFolder
+from dew.tree import flatten, thaw, unflatten
 from dew.typing import Variables
 
 if TYPE_CHECKING:
@@ -60,10 +64,11 @@ def load(
 ) -> Pretrained:
     """Loads a pretrained model from a folder, a hub id, a URL or a run of ours.
 
-    See `dew.converters.loading.load_native` for what the arguments mean.
+    Of a run its export is loaded. See `dew.converters.loading.load_native` for what the
+    arguments mean.
     """
     return load_native(
-        address,
+        _export_of(address),
         dtype=dtype,
         shardings=shardings,
         tied=tied,
@@ -107,6 +112,40 @@ def save(
     )
 
 
+def trained(run: str | os.PathLike[str], *, ema: bool = True) -> TextGeneration:
+    """Returns what a run has learned so far, from its newest checkpoint.
+
+    Raises:
+        ValueError: the folder holds no run, or no checkpoint yet.
+    """
+    folder = RunFolder(Path(run))
+    source = load(folder.read()["config"]["model"])
+    saved = Checkpoints(folder.checkpoints)
+    try:
+        moved = flatten(thaw(saved.variables(ema=ema)))
+    finally:
+        saved.close()
+    return TextGeneration(source, unflatten(flatten(source.variables) | moved))
+
+
+def is_run(address: str | os.PathLike[str]) -> bool:
+    """Whether an address is the folder of a run of ours."""
+    return RunFolder(Path(address)).record.is_file()
+
+
+def _export_of(address: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """A run's export; any other address as it is."""
+    if not is_run(address):
+        return address
+    export = RunFolder(Path(address)).export
+    if not export.is_dir():
+        raise ValueError(
+            f"the run {address} has no export yet: `dew export {address} FOLDER` "
+            "writes one from its newest checkpoint"
+        )
+    return export
+
+
 def certify(
     folder: str | os.PathLike[str], *, prompts: Sequence[str] = ()
 ) -> "Certificate":
@@ -119,6 +158,7 @@ def certify(
         ValueError: the folder cannot be loaded.
     """
     certificate = _bridge("certificate")
+    folder = _export_of(folder)
     ours = load(folder, dtype="float32")
     return certificate.certify(ours, folder, prompts=prompts)
 

@@ -31,9 +31,10 @@ class Export:
     def run(self) -> int:
         """Exports, certifies and reports."""
         console = Console(stderr=True)
-        source = roads.load(self.model)
+        is_run = roads.is_run(self.model)
+        task = roads.trained(self.model) if is_run else roads.load(self.model)
         certificate = roads.save_certified(
-            source,
+            task,
             self.out,
             console=console,
             dtype=self.dtype,
@@ -44,7 +45,7 @@ class Export:
         result = {"files": files, "certificate": proof}
         rows = [(name, f"{size:,} bytes") for name, size in files.items()]
         rows += [] if proof is None else proof_rows(proof)
-        show(f"{source.address} → {self.out}", rows, result, self.json)
+        show(f"{self.model} → {self.out}", rows, result, self.json)
         return 0
 
 

@@ -18,7 +18,6 @@ from dew.cli.models import (
     tokenizer_of,
 )
 from dew.cli.report import Display, show
-from dew.cli.runs import RunFolder
 from dew.converters.pretrained import Pretrained
 from dew.data import evaluation_batches, training_batches
 from dew.nn.decoder import Decoder, Remat
@@ -29,6 +28,7 @@ from dew.training.evaluation import Evaluation
 from dew.training.mesh import make_mesh
 from dew.training.optimizers import OPTIMIZERS
 from dew.training.progress import Meter, flops_per_token, peak_flops, peak_memory_bytes
+from dew.training.runs import RunFolder
 from dew.training.schedules import named as schedule_named
 from dew.training.tracking import named as tracker_named
 from dew.training.tracking import several

@@ -18,7 +18,8 @@ from orbax.checkpoint import checkpoint_managers as managers
 
 from dew.objectives.base import Objective
 from dew.state import TrainState
-from dew.tree import flatten, slashed
+from dew.tree import flatten, slashed, unflatten
+from dew.typing import Variables
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,15 +139,8 @@ class Checkpoints:
             ValueError: there is no such checkpoint, it is of another model, or the held
                 weights are not those it was trained over.
         """
-        step = self.latest() if step is None else step
-        if step is None or step not in self.steps():
-            raise ValueError(
-                f"{self.folder} holds no checkpoint"
-                + ("" if step is None else f" of commit {step}; it has {self.steps()}")
-            )
-        meta = self._manager.restore(
-            step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())
-        )["meta"]
+        step = self._existing(step)
+        meta = self._meta(step)
         leaves = _leaves(state)
         self._check(meta, leaves, self._hashes(objective), step)
         target = {
@@ -163,6 +157,39 @@ class Checkpoints:
         restored = _with_leaves(state, {**leaves, **saved["state"]})
         return restored, saved["data"]["position"]
 
+    def variables(self, *, step: int | None = None, ema: bool = True) -> Variables:
+        """Returns the variables of a saved state, read without its optimizer.
+
+        With `ema`, averaged leaves stand in place of live ones where the run kept an
+        average. Held leaves that were not written are not among them.
+
+        Raises:
+            ValueError: there is no such checkpoint.
+        """
+        step = self._existing(step)
+        kinds = self._meta(step)["leaves"]
+        heads = ("variables/", "ema/") if ema else ("variables/",)
+        here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        target = {
+            name: _shape(kind, here)
+            for name, kind in kinds.items()
+            if name.startswith(heads)
+        }
+        saved = ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).restore(
+            self.folder / str(step) / "state",
+            args=ocp.args.PyTreeRestore(
+                item=target,
+                restore_args=ocp.checkpoint_utils.construct_restore_args(target),
+                partial_restore=True,
+            ),
+        )
+        live, averaged = (
+            {n.removeprefix(head): x for n, x in saved.items() if n.startswith(head)}
+            for head in ("variables/", "ema/")
+        )
+        leaves = {tuple(name.split("/")): x for name, x in (live | averaged).items()}
+        return unflatten(leaves)
+
     def wait(self) -> None:
         """Returns once everything is on disk."""
         self._manager.wait_until_finished()
@@ -170,6 +197,20 @@ class Checkpoints:
     def close(self) -> None:
         """Waits, and lets go of the folder."""
         self._manager.close()
+
+    def _existing(self, step: int | None) -> int:
+        """The step asked for, or the newest one."""
+        step = self.latest() if step is None else step
+        if step is None or step not in self.steps():
+            raise ValueError(
+                f"{self.folder} holds no checkpoint"
+                + ("" if step is None else f" of commit {step}; it has {self.steps()}")
+            )
+        return step
+
+    def _meta(self, step: int) -> Any:
+        args = ocp.args.Composite(meta=ocp.args.JsonRestore())
+        return self._manager.restore(step, args=args)["meta"]
 
     def _check(
         self,
@@ -252,6 +293,13 @@ def _plain(leaf: Any) -> Any:
 
 def _kind(leaf: Any) -> str:
     return f"{np.dtype(leaf.dtype).name}{list(leaf.shape)}"
+
+
+def _shape(kind: str, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
+    """Reads what `_kind` wrote."""
+    dtype, _, sizes = kind.removesuffix("]").partition("[")
+    shape = tuple(int(size) for size in sizes.split(",") if size)
+    return jax.ShapeDtypeStruct(shape, np.dtype(dtype), sharding=sharding)
 
 
 def _mismatches(
