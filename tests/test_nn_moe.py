@@ -14,6 +14,7 @@ from dew.nn.decoder import Decoder, Remat
 from dew.nn.moe import MixtureOfExperts
 from dew.nn.rope import Rope
 from tests.helpers import RTOL, assert_trees_close
+from tests.networks import tiny_decoder
 
 CASES = {
     "softmax": MoE(experts=4, top_k=2, dim=5),
@@ -127,22 +128,14 @@ def test_scanned_and_rematerialised_blocks_sow_the_same() -> None:
 
 
 def test_the_maxima_are_those_of_the_visible_scores() -> None:
-    config = DecoderConfig(
-        vocab=11,
-        embed=8,
-        layers=1,
-        attention=Attention(heads=2, kv_heads=1, head_dim=4, rope=Rope(dim=4)),
-        mlp=MLP(dim=4),
-        init_std=0.5,
-    )
-    model = Decoder(config)
+    model = tiny_decoder()
     variables = jax.jit(model.init)(jax.random.key(0), TOKENS)
     single = {"tokens": TOKENS["tokens"][:, :1]}
     _, updated = jax.jit(partial(model.apply, mutable=["qk"]))(variables, single)
     layer = jax.tree.map(np.float64, variables["params"])["layers"]["0"]
     table = np.asarray(variables["params"]["embed"]["weight"], np.float64)
     x = table[single["tokens"][:, 0]]
-    x = x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + config.norm_eps)
+    x = x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + model.config.norm_eps)
     # A first token sees itself alone and is not turned: its score is q · k / sqrt(dim).
     q = np.einsum("hde,be->bhd", layer["attn"]["q"]["weight"], x)
     k = np.einsum("kde,be->bkd", layer["attn"]["k"]["weight"], x)

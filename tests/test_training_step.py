@@ -12,6 +12,7 @@ import pytest
 from dew.objectives.base import Aux, EMASpec, Mean, Step, freeze, under
 from tests.helpers import ACCUMULATION, assert_trees_close
 from tests.toys import (
+    MOMENTUM,
     Composite,
     Counting,
     Run,
@@ -28,7 +29,6 @@ MASSES = (1, 0, 2, 1), (0, 0, 0, 0), (5, 1, 0, 1)
 UNEQUAL = [microbatch(seed, masses) for seed, masses in enumerate(MASSES)]
 EMPTY = microbatch(4, (0,) * 4)
 NAN = {**microbatch(5), "y": jnp.full(4, jnp.nan)}
-MOMENTUM = optax.sgd(0.1, momentum=0.9)
 KINDS = {"mean": Toy(of=as_mean), "composite": Composite(of=as_moments)}
 
 
@@ -38,9 +38,6 @@ def weights(run: Run) -> np.ndarray:
 
 def close(got: Any, want: Any) -> None:
     np.testing.assert_allclose(got, want, rtol=ACCUMULATION, atol=ACCUMULATION)
-
-
-# Accumulation
 
 
 @pytest.mark.parametrize("objective", KINDS.values(), ids=KINDS)

@@ -15,6 +15,8 @@ from dew.objectives.base import Aux, EMASpec, Mean, Objective, Step
 from dew.state import TrainState
 from dew.training.step import TrainStep
 
+MOMENTUM = optax.sgd(0.1, momentum=0.9)
+
 
 @struct.dataclass
 class Moments:

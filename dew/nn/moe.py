@@ -4,15 +4,19 @@ No token is dropped: tokens are sorted by expert, and each expert's run of them 
 group of a ragged product, so work grows with `top_k` and not with `experts`.
 """
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from einops import rearrange
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from dew.nn.config import MoE
 from dew.nn.layers import ACTIVATIONS
 from dew.nn.mlp import GatedMLP
+from dew.tree import flatten, unflatten
+from dew.typing import Variables
 
 # Rows [tokens, in] by weights [experts, out, in]: each run of rows by its own expert.
 RAGGED = jax.lax.RaggedDotDimensionNumbers(
@@ -145,3 +149,19 @@ class ExpertWeight(nn.Module):
     def __call__(self) -> Float[Array, "experts out in"]:
         """All of them."""
         return self.param("weight", nn.initializers.normal(self.init_std), self.shape)
+
+
+def expert_loads(
+    moe: Variables, routing: Variables, real: Bool[Array, "batch seq"]
+) -> dict[str, Any]:
+    """How many real tokens each expert read, in the place of its router's bias.
+
+    `moe` and `routing` are the collections: …/router/bias counts what …/chosen names.
+    """
+    chosen = flatten(routing)
+    loads = {}
+    for path, bias in flatten(moe).items():
+        (experts,) = chosen[(*path[:-2], "chosen")]
+        picks = jax.nn.one_hot(experts, bias.shape[0], dtype=jnp.float32)
+        loads[path] = jnp.einsum("bske,bs->e", picks, real.astype(jnp.float32))
+    return unflatten(loads)

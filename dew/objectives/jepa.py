@@ -100,13 +100,10 @@ class JEPA(Objective[Mean, None]):
             raise ValueError("JEPA needs step.ema: its target is the averaged encoder")
         inputs = {name: batch[name] for name in self.reads}
         rows = next(iter(inputs.values())).shape[0]
-        real = jnp.ones((rows, self.seq), bool)
-        real = batch["mask"].astype(bool) if "mask" in batch else real
+        real = batch.get("mask", jnp.ones((rows, self.seq))).astype(bool)
         choice, dropout = jax.random.split(step.key)
-        hidden = batch.get("hidden")
-        if hidden is None:
-            hidden = hide_spans(choice, rows, self.seq, self.width)
-        hidden = real & hidden.astype(bool)
+        spans = hide_spans(choice, rows, self.seq, self.width)
+        hidden = real & batch.get("hidden", spans).astype(bool)
         seen = {"mask": real & ~hidden}
         now = Step(step.step, dropout)
 

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from dew.nn.moe import expert_loads
 from dew.nn.stack import DecoderBank
 from dew.objectives.base import Aux, InputSpec, Mean, Objective, Prediction, Step
 from dew.objectives.hiding import real_tokens
 from dew.objectives.language import CausalLM, TokenScores
 from dew.state import TrainState
 from dew.tasks.text import TextGeneration
-from dew.tree import flatten, unflatten
 from dew.typing import Batch, Variables
 
 Loads = dict[str, Any]
@@ -25,9 +25,8 @@ Loads = dict[str, Any]
 class BalancedLM(Objective[Mean, Loads]):
     """`CausalLM` of a decoder with balanced routers, whose biases move once a commit.
 
-    An expert that read more than the mean of a window is lowered by `speed` in its
-    router's ranks, one that read less is raised: DeepSeek-AI, "DeepSeek-V3 Technical
-    Report" (2024), section 2.1.2. Only real tokens count.
+    Experts that read more real tokens than the mean of a window are lowered by `speed`
+    in their router's ranks, others raised: "DeepSeek-V3" (2024), section 2.1.2.
     """
 
     lm: CausalLM
@@ -88,7 +87,7 @@ class BalancedLM(Objective[Mean, Loads]):
             params, batch, step, train=train, layers=layers, opened=opened
         )
         stats = Mean.of(prediction.losses, prediction.weights)
-        loads = _loads(params["moe"], sown["routing"], real_tokens(batch))
+        loads = expert_loads(params["moe"], sown["routing"], real_tokens(batch))
         return stats, Aux(qk_stats=sown.get("qk"), effects=loads), prediction
 
     def apply_effects(self, variables: Variables, effects: Loads) -> Variables:
@@ -106,14 +105,3 @@ class BalancedLM(Objective[Mean, Loads]):
     def pipeline(self, state: TrainState, *, ema: bool = True) -> TextGeneration:
         """The trained model, ready to continue texts and to be saved."""
         return self.lm.pipeline(state, ema=ema)
-
-
-def _loads(moe: Variables, routing: Variables, real: Array) -> Loads:
-    """Tokens of each expert, in the place of its router's bias."""
-    loads = {}
-    for path, bias in flatten(moe).items():
-        # …/router/bias counts what …/chosen, beside its router, names.
-        (chosen,) = flatten(routing)[(*path[:-2], "chosen")]
-        picks = jax.nn.one_hot(chosen, bias.shape[0], dtype=jnp.float32)
-        loads[path] = jnp.einsum("bske,bs->e", picks, real.astype(jnp.float32))
-    return unflatten(loads)
