@@ -1,6 +1,7 @@
 """Sets the machine up before jax and torch load: fake devices, strict promotion."""
 
 import os
+import tempfile
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -19,6 +20,9 @@ import pytest
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# Many tests train the same tiny models: what one has compiled serves the others.
+jax.config.update("jax_compilation_cache_dir", tempfile.mkdtemp(prefix="dew-xla-"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from rich.console import Console
 from dew.cli.evaluate import Eval
 from dew.cli.export import Export, Verify
 from dew.cli.generate import Generate
+from dew.cli.launch import Launch, join_launched
 from dew.cli.pretrain import Pretrain
 from dew.roads import CertificationError
 from dew.training.ledger import TrainingError
@@ -25,6 +26,7 @@ Command: TypeAlias = (
     | Annotated[Generate, tyro.conf.subcommand("generate")]
     | Annotated[Export, tyro.conf.subcommand("export")]
     | Annotated[Verify, tyro.conf.subcommand("verify")]
+    | Annotated[Launch, tyro.conf.subcommand("launch")]
 )
 
 
@@ -42,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes),
     )
     try:
+        join_launched()
         return command.run()
     except CertificationError as failed:
         _complain(str(failed))

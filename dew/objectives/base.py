@@ -11,7 +11,15 @@ unequal weight add up to exactly what one large batch would give.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Protocol, TypeAlias, no_type_check
+from typing import (
+    Any,
+    ClassVar,
+    Generic,
+    Protocol,
+    TypeAlias,
+    no_type_check,
+    runtime_checkable,
+)
 
 import jax
 import jax.numpy as jnp
@@ -317,6 +325,7 @@ def scalar_loss(
     return objective.reduce_loss(stats)[0], aux
 
 
+@runtime_checkable
 class Metric(Protocol[S]):
     """Reduces a validation pass to one number, on the host.
 

@@ -35,22 +35,27 @@ class Keep:
     best: str | None = None
     higher: bool = False
 
-    def policy(self) -> managers.PreservationPolicy:
-        """The same, in orbax's words."""
-        policies: list[managers.PreservationPolicy] = [managers.LatestN(self.last)]
-        if self.period is not None:
-            policies.append(managers.EveryNSteps(self.period))
-        if self.best is not None:
-            name = self.best
-            policies.append(
-                managers.BestN(
-                    get_metric_fn=lambda metrics: metrics[name],
-                    reverse=not self.higher,
-                    n=1,
-                    keep_checkpoints_without_metrics=False,
-                )
+    def __post_init__(self) -> None:
+        if self.last < 1:
+            raise ValueError(f"Keep.last must be >= 1, got {self.last}")
+
+
+def _policy(keep: Keep) -> Any:
+    """The rules in orbax's words."""
+    policies: list[managers.PreservationPolicy] = [managers.LatestN(keep.last)]
+    if keep.period is not None:
+        policies.append(managers.EveryNSteps(keep.period))
+    if keep.best is not None:
+        name = keep.best
+        policies.append(
+            managers.BestN(
+                get_metric_fn=lambda metrics: metrics[name],
+                reverse=not keep.higher,
+                n=1,
+                keep_checkpoints_without_metrics=False,
             )
-        return managers.AnyPreservationPolicy(policies)
+        )
+    return managers.AnyPreservationPolicy(policies)
 
 
 class Checkpoints:
@@ -64,8 +69,12 @@ class Checkpoints:
         self.folder = FilePath(folder).absolute()
         self.every = every
         self.keep = Keep() if keep is None else keep
+        best = self.keep.best
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=self.keep.policy(),
+            preservation_policy=_policy(self.keep),
+            # Without it, orbax writes no metrics for the policy to go by.
+            best_fn=None if best is None else lambda metrics: metrics[best],
+            best_mode="max" if self.keep.higher else "min",
             enable_async_checkpointing=True,
         )
         self._manager = ocp.CheckpointManager(self.folder, options=options)
@@ -80,15 +89,8 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def best(self) -> int | None:
-        """The commit of the best checkpoint by `Keep.best`."""
-        name = self.keep.best
-        scored = {
-            step: metrics[name]
-            for step in self.steps()
-            if name is not None and (metrics := self._manager.metrics(step))
-        }
-        choose = max if self.keep.higher else min
-        return choose(scored, key=lambda step: scored[step]) if scored else None
+        """The commit that is best by `Keep.best`, None where there is none."""
+        return None if self.keep.best is None else self._manager.best_step()
 
     def save(
         self,

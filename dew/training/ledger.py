@@ -43,6 +43,10 @@ class Log:
     tokens: int
 
 
+MAX_EMPTY = 100
+"""Windows in a row without support after which a run stops: it would never end."""
+
+
 class Ledger:
     """Keeps the reports of dispatched steps until they are read."""
 
@@ -52,6 +56,7 @@ class Ledger:
         self._commits: list[Commit] = []
         self._rejected = 0
         self._dropped = 0
+        self._empty = 0
         self._tokens = 0
         self._since = time.perf_counter()
 
@@ -73,6 +78,14 @@ class Ledger:
                 self._commits.append(_commit(commits, report))
             self._rejected += not report.accepted
             self._dropped += bool(report.full and not report.committed)
+            if report.full:
+                self._empty = 0 if report.committed else self._empty + 1
+            if self._empty >= MAX_EMPTY:
+                raise TrainingError(
+                    f"stopped after commit {commits}: {MAX_EMPTY} windows in a row "
+                    "updated nothing; of the last, the loss counts a mass of "
+                    f"{report.mass}. Are all targets masked?"
+                )
             if max(report.rejected, report.dropped) >= self._max_rejections:
                 raise TrainingError(self._halted(commits, report, params))
 

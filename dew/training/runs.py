@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
+from jax.experimental import multihost_utils
+
 VERSIONS = ("dew-bridge", "jax", "flax", "optax", "orbax-checkpoint", "grain")
 
 
@@ -41,11 +44,20 @@ class RunFolder:
     ) -> None:
         """Writes `run.json`, or checks that a resumed run is the one it describes.
 
-        `sources` are content hashes by address.
+        `sources` are content hashes by address. Of several processes the first writes,
+        and the others wait for it.
 
         Raises:
             ValueError: the folder holds a run already, or another than is resumed.
         """
+        if jax.process_index() == 0:
+            self._write(config, sources, resume)
+        if jax.process_count() > 1:
+            multihost_utils.sync_global_devices("dew.run")
+
+    def _write(
+        self, config: Mapping[str, Any], sources: Mapping[str, str], resume: bool
+    ) -> None:
         if self.record.exists():
             if not resume:
                 raise ValueError(

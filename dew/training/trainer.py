@@ -137,7 +137,7 @@ class Trainer:
             TrainingError: the data ended early, or too much of it came to nothing.
         """
         _check_periods(steps=steps, log_every=log_every, eval_every=eval_every)
-        feed = _Feed(data, self.mesh)
+        feed = _Feed(data, self.mesh, set(self.objective.inputs))
         with _sigterm() as terminated, self._tracking() as tracker:
             state = self._start(feed, resume)
             commits = int(state.commits)
@@ -270,10 +270,7 @@ class Trainer:
         commits = int(state.commits)
         if cadence.is_log_due(commits):
             log = ledger.close(self._learning_rate(commits - 1))
-            if self.tracker is not None:
-                self.tracker.log(
-                    commits, {f"train/{k}": v for k, v in log.metrics.items()}
-                )
+            self._record(commits, "train", log.metrics)
             for callback in self.callbacks:
                 callback.on_log(log)
         began = time.perf_counter()
@@ -352,9 +349,12 @@ class Trainer:
 class _Feed:
     """The data as the step reads it: arrays only, always of the same shapes."""
 
-    def __init__(self, data: Iterator[Batch], mesh: Mesh | None) -> None:
+    def __init__(
+        self, data: Iterator[Batch], mesh: Mesh | None, needed: set[str]
+    ) -> None:
         self._data = data
         self._mesh = mesh
+        self._needed = needed
         self._first: Batch | None = None
         self._spec: dict[str, str] = {}
         self.ended = False
@@ -405,6 +405,12 @@ class _Feed:
         self.ended = False
 
     def _check(self, arrays: Mapping[str, Any]) -> None:
+        lacking = sorted(self._needed - set(arrays))
+        if lacking:
+            raise ValueError(
+                f"the batch lacks {', '.join(lacking)}, which the objective reads; it "
+                f"has {', '.join(sorted(arrays)) or 'no array'}"
+            )
         now = {name: f"{a.dtype}{list(a.shape)}" for name, a in arrays.items()}
         first = self._spec = self._spec or now
         faults = [
