@@ -21,6 +21,7 @@ def tiny_decoder(
     *,
     mlp: MLP | MoE | None = None,
     layers: int = 1,
+    embed: int = 8,
     scan: bool = False,
     dropout: float = 0.0,
 ) -> Decoder:
@@ -30,7 +31,7 @@ def tiny_decoder(
     )
     config = DecoderConfig(
         vocab=11,
-        embed=8,
+        embed=embed,
         layers=layers,
         attention=attention,
         mlp=mlp or MLP(dim=6),

@@ -14,6 +14,9 @@ import pytest
 from dew.objectives.base import EMASpec, Objective, Step, under
 from dew.objectives.correlation import BarlowTwins
 from dew.objectives.criteria import Classification, Regression
+from dew.objectives.distillation import Distillation
+from dew.objectives.divergences import CrossEntropy, ForwardKL
+from dew.objectives.features import HiddenMSE, Relation
 from dew.objectives.jepa import JEPA
 from dew.objectives.language import CausalLM
 from dew.objectives.masked import MaskedLM
@@ -122,6 +125,18 @@ def jepa() -> JEPA:
     )
 
 
+def distilled() -> Distillation:
+    teacher = loaded(tiny_decoder(embed=12), TEXT)
+    return Distillation(
+        student=causal(),
+        teacher=CausalLM(source=teacher, seq_len=6),
+        terms=(ForwardKL(temperature=2.0), CrossEntropy(weight=0.5)),
+        hidden=(HiddenMSE(pairs=((0, 1),), weight=0.1),),
+        relations=(Relation(pairs=((0, 1),), heads=2),),
+        measures=(),
+    )
+
+
 SMOOTH = Classification(smoothing=0.1, class_weights=(1.0, 2.0, 0.5))
 ROWS = {
     "causal": Row(objective=causal(), batch=tokens, covered="tokens"),
@@ -137,6 +152,7 @@ ROWS = {
         by="loss_mask",
     ),
     "twins": Row(objective=twins(), batch=views, covered="pixels", by="loss_mask"),
+    "distilled": Row(objective=distilled(), batch=tokens, covered="tokens"),
     "jepa": Row(objective=jepa(), batch=patches, covered="patches"),
 }
 every_objective = pytest.mark.parametrize("name", ROWS)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, no_type_check
+from typing import Any, ClassVar, Protocol, no_type_check, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +41,40 @@ class TokenScores:
 
     losses: Float[Array, "batch seq"]
     weights: Float[Array, "batch seq"]
+
+
+@no_type_check
+@struct.dataclass
+class TokenStates:
+    """What logits are made of, the weight of every position, and the layers asked for.
+
+    `final` are the states after the final norm.
+    """
+
+    final: Float[Array, "batch seq embed"]
+    weights: Float[Array, "batch seq"]
+    hidden: tuple[Float[Array, "batch seq embed"], ...] = ()
+
+
+@runtime_checkable
+class Splittable(Protocol):
+    """A token objective that gives its trunk's states and its unembedding apart."""
+
+    def states(
+        self,
+        params: Variables,
+        batch: Batch,
+        step: Step,
+        *,
+        train: bool,
+        layers: Sequence[int] = (),
+    ) -> tuple[TokenStates, Aux[Any]]:
+        """One pass up to the output embedding, as `predict` makes it."""
+        ...
+
+    def splits(self, params: Variables) -> tuple[Source, Variables]:
+        """The model whose `unembed` goes on from there, and its variables."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -138,6 +172,40 @@ class CausalLM(Objective[Mean, None]):
         losses = next_token_losses(logits, batch["tokens"])
         weights = next_token_weights(batch)
         return Prediction(logits, losses, weights, outputs.hidden), sown
+
+    def states(
+        self,
+        params: Variables,
+        batch: Batch,
+        step: Step,
+        *,
+        train: bool,
+        layers: Sequence[int] = (),
+    ) -> tuple[TokenStates, Aux[None]]:
+        """One pass up to the output embedding, which compilation leaves out."""
+        inputs = {name: batch[name] for name in INPUTS if name in batch}
+        opened = ("qk",) if self.qk_stats and train else ()
+        outputs, sown = forward(
+            self.source,
+            thaw(params),
+            inputs,
+            step,
+            train=train,
+            layers=layers,
+            opened=opened,
+        )
+        if outputs.final is None:
+            raise ValueError(
+                f"{type(self.source.model).__name__} gives no final states, so its "
+                "logits cannot be made in chunks"
+            )
+        weights = next_token_weights(batch)
+        states = TokenStates(outputs.final, weights, outputs.hidden)
+        return states, Aux(qk_stats=sown.get("qk"))
+
+    def splits(self, params: Variables) -> tuple[Source, Variables]:
+        """Its model and whole variables."""
+        return self.source, thaw(params)
 
     def evaluate(self, params: Variables, batch: Batch, step: Step) -> TokenScores:
         """Loss and weight of every token, dropout off."""

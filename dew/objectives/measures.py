@@ -3,6 +3,8 @@
 They are computed in the same pass as the losses, over the same positions.
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -11,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from dew.objectives.divergences import CrossEntropy
 from dew.objectives.scores import Scores, soft_cross_entropy
-from dew.objectives.terms import Schedule
+from dew.objectives.terms import Schedule, Term
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,3 +100,34 @@ class TeacherCrossEntropy:
                 f"student, the teacher gives {a.shape[-1]}; leave it out"
             )
         return CrossEntropy().values(a, labels=labels)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Any term, cut off from the student: a value to look at, and no gradient."""
+
+    term: Term
+    weight: Schedule = 0.0
+
+    def values(
+        self,
+        student: Float[Array, "*batch vocab"],
+        teacher: Scores,
+        *,
+        labels: Int[Array, "*batch"] | None = None,
+        mask: Bool[Array, "*batch"] | None = None,
+        step: int | Int[Array, ""] = 0,
+    ) -> Float[Array, "*batch"]:
+        """The term's own."""
+        still = lax.stop_gradient(student)
+        return self.term.values(still, teacher, labels=labels, mask=mask, step=step)
+
+
+def perplexities(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Perplexities, from logged means of the two cross-entropies; means do not pool."""
+    nats = {"student": "watch/cross_entropy", "teacher": "watch/teacher_cross_entropy"}
+    return {
+        f"{side}_perplexity": math.exp(metrics[name])
+        for side, name in nats.items()
+        if name in metrics
+    }

@@ -1,15 +1,17 @@
 """What a loss term is, and numbers that may follow a schedule."""
 
-from collections.abc import Callable
-from typing import Protocol, TypeAlias, runtime_checkable
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 from dew.objectives.logspace import Scalar
 from dew.objectives.scores import Scores
 
-Schedule: TypeAlias = float | Callable[[Array], Array | float]
+Schedule: TypeAlias = float | Callable[[Array], ArrayLike]
 """A constant, or a function of the count of accepted microbatches."""
 
 
@@ -69,3 +71,16 @@ def check_share(owner: object, name: str, value: Schedule) -> None:
         raise ValueError(
             f"{type(owner).__name__}.{name} must be in [0, 1], got {value!r}"
         )
+
+
+def names(terms: Sequence[Any]) -> list[str]:
+    """A name for each term: its class in snake case, numbered where it is not alone."""
+    plain = [_snake(type(term).__name__) for term in terms]
+    return [
+        f"{name}_{plain[: i + 1].count(name)}" if plain.count(name) > 1 else name
+        for i, name in enumerate(plain)
+    ]
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()

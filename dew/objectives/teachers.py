@@ -1,0 +1,256 @@
+"""Teachers by where they run: in the step, or before it with scores in the batch.
+
+All give a loss the same: scores of every position in one form or another, and the
+hidden states it asked for. No gradient reaches any of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import jax.numpy as jnp
+from flax import struct
+from jax import lax
+from jaxtyping import Array, Float
+
+from dew.objectives.base import Objective, Step
+from dew.objectives.chunking import Deferred, Whole
+from dew.objectives.divergences import ForwardKL
+from dew.objectives.language import Splittable
+from dew.objectives.measures import (
+    Agreement,
+    EntropyGap,
+    MassOnTop,
+    TeacherCrossEntropy,
+)
+from dew.objectives.scores import Dense
+from dew.objectives.sparse import Drawn, TopK, draw, top_k
+from dew.objectives.terms import Schedule, Term
+from dew.objectives.unembedding import deferred
+from dew.objectives.vocabulary import VocabularyMap
+from dew.typing import Batch, Variables
+
+
+@struct.dataclass
+class Scored:
+    """What a teacher, or the student, says of a batch."""
+
+    scores: Whole | Deferred
+    hidden: tuple[Float[Array, "batch seq _"], ...] = ()
+
+
+@runtime_checkable
+class Teacher(Protocol):
+    """Something that scores batches and never learns.
+
+    `weight` multiplies all that is learned from it.
+    """
+
+    @property
+    def weight(self) -> Schedule:
+        """What it counts for among several teachers."""
+        ...
+
+    @property
+    def is_splittable(self) -> bool:
+        """Whether it can be scored a chunk of the sequence at a time."""
+        ...
+
+    @property
+    def measures(self) -> tuple[Term, ...]:
+        """What can be watched against it, as terms of no weight."""
+        ...
+
+    def held_variables(self) -> Variables | None:
+        """The weights it was loaded with, if it has any here."""
+        ...
+
+    def init(self, key: Array, variables: Variables | None) -> Variables:
+        """The variables it scores with; empty where it runs elsewhere."""
+        ...
+
+    def score(
+        self,
+        variables: Variables,
+        batch: Batch,
+        step: Step,
+        *,
+        layers: Sequence[int],
+        split: bool,
+    ) -> Scored:
+        """Scores every position; `split` puts the logits off to the chunks."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class InStep:
+    """A teacher that runs in the step: any objective of ours that scores tokens.
+
+    A lowered torch module is one by its source. With `vocabulary` it reads and scores
+    its own tokens: those of the student are looked up first, and one that the teacher
+    lacks, which can only be an added special, is read as its token 0.
+    """
+
+    objective: Objective[Any, Any]
+    vocabulary: VocabularyMap | None = None
+    weight: Schedule = 1.0
+    top: int = 10
+
+    @property
+    def is_splittable(self) -> bool:
+        """Whether the objective gives final states and their unembedding apart."""
+        return isinstance(self.objective, Splittable)
+
+    @property
+    def measures(self) -> tuple[Term, ...]:
+        """All there are."""
+        known = (Agreement(), MassOnTop(k=self.top), EntropyGap())
+        if self.vocabulary is not None and self.vocabulary.kind != "identical":
+            return (ForwardKL(), *known)
+        return (ForwardKL(), *known, TeacherCrossEntropy())
+
+    def held_variables(self) -> Variables | None:
+        """The objective's own."""
+        return self.objective.held_variables()
+
+    def init(self, key: Array, variables: Variables | None) -> Variables:
+        """As the objective has them."""
+        return self.objective.init(key, variables)
+
+    def score(
+        self,
+        variables: Variables,
+        batch: Batch,
+        step: Step,
+        *,
+        layers: Sequence[int],
+        split: bool,
+    ) -> Scored:
+        """One forward without dropout."""
+        held = lax.stop_gradient(variables)
+        own = self._own(batch)
+        if split and isinstance(self.objective, Splittable):
+            states, _ = self.objective.states(
+                held, own, step, train=False, layers=layers
+            )
+            source, whole = self.objective.splits(held)
+            scores = deferred(source.model, whole, states.final, self.vocabulary)
+            return Scored(scores, states.hidden)
+        _, _, prediction = self.objective.predict(
+            held, own, step, train=False, layers=layers
+        )
+        return Scored(
+            Whole(Dense(prediction.logits, self.vocabulary)), prediction.hidden
+        )
+
+    def _own(self, batch: Batch) -> Batch:
+        """The batch in the teacher's tokens."""
+        if self.vocabulary is None or self.vocabulary.kind in ("identical", "padded"):
+            return batch
+        theirs = self.vocabulary.teacher_tokens(batch["tokens"])
+        return {**batch, "tokens": jnp.maximum(theirs, 0).astype(jnp.int32)}
+
+
+IDS, LOG_PROBS, TAIL = "teacher_ids", "teacher_log_probs", "teacher_tail"
+WEIGHTS, LOGITS = "teacher_weights", "teacher_logits"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FromBatch:
+    """A teacher that has scored the batch before: a cache, or a live torch module.
+
+    The batch holds `teacher_ids` and `teacher_log_probs` [batch, seq, k] with
+    `teacher_tail` [batch, seq] (`top_k`), `teacher_ids` and `teacher_weights` [batch,
+    seq, draws] (`sampled`), or `teacher_logits` [batch, seq, vocab] (`logits`), taken
+    at `temperature`.
+    """
+
+    policy: Literal["top_k", "sampled", "logits"] = "top_k"
+    temperature: float = 1.0
+    vocabulary: VocabularyMap | None = None
+    weight: Schedule = 1.0
+    top: int | None = None
+
+    @property
+    def is_splittable(self) -> bool:
+        """Whole scores are cut along the sequence as they are."""
+        return True
+
+    @property
+    def measures(self) -> tuple[Term, ...]:
+        """What the policy keeps enough for; all at the temperature of the scores."""
+        if self.policy == "sampled":
+            return ()
+        kl = ForwardKL(temperature=self.temperature, t_squared=False)
+        if self.temperature != 1:
+            return (kl, Agreement())
+        mass = () if self.top is None else (MassOnTop(k=self.top),)
+        return (kl, Agreement(), *mass, EntropyGap())
+
+    def held_variables(self) -> None:
+        """It has none here."""
+        return None
+
+    def init(self, key: Array, variables: Variables | None) -> Variables:
+        """It has none here."""
+        return {}
+
+    def score(
+        self,
+        variables: Variables,
+        batch: Batch,
+        step: Step,
+        *,
+        layers: Sequence[int],
+        split: bool,
+    ) -> Scored:
+        """What the batch brings.
+
+        Raises:
+            ValueError: it lacks an array, or hidden states are asked of it.
+        """
+        needed = {
+            "top_k": (IDS, LOG_PROBS, TAIL),
+            "sampled": (IDS, WEIGHTS),
+            "logits": (LOGITS,),
+        }[self.policy]
+        missing = [name for name in needed if name not in batch]
+        if missing or layers:
+            raise ValueError(
+                f"a teacher that scored before the step ({self.policy}) needs "
+                f"{', '.join(needed)} in the batch and keeps no hidden states; missing "
+                f"are {missing}, layers asked for are {list(layers)}"
+            )
+        arrays = [lax.stop_gradient(jnp.asarray(batch[name])) for name in needed]
+        if self.policy == "logits":
+            return Scored(Whole(Dense(arrays[0], self.vocabulary)))
+        kind: Any = TopK if self.policy == "top_k" else Drawn
+        return Scored(Whole(kind(*arrays, self.temperature, self.vocabulary)))
+
+
+def as_teacher(teacher: Objective[Any, Any] | Teacher) -> Teacher:
+    """An objective runs in the step; anything else is a teacher already."""
+    if isinstance(teacher, Objective):
+        return InStep(objective=teacher)
+    return teacher
+
+
+def scores_of(
+    logits: Float[Array, "batch seq vocab"],
+    *,
+    policy: Literal["top_k", "sampled"],
+    k: int,
+    key: Array | None,
+    temperature: float = 1.0,
+) -> dict[str, Array]:
+    """A teacher's logits as the arrays of a batch that `FromBatch` reads.
+
+    `k` classes are kept, or drawn with `key`.
+    """
+    if policy == "top_k":
+        kept = top_k(logits, k, temperature=temperature)
+        return {IDS: kept.ids, LOG_PROBS: kept.log_probs, TAIL: kept.tail}
+    if key is None:
+        raise ValueError("drawing from a teacher needs a key, got None")
+    drawn = draw(key, logits, k, temperature=temperature)
+    return {IDS: drawn.ids, WEIGHTS: drawn.weights}
