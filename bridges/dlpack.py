@@ -35,6 +35,9 @@ import torch
 
 from dew.bridges.dtypes import jax_canonical, jax_dtype, jax_stored
 
+ALIGNMENT = 64
+"""Bytes that XLA's CPU buffers start at a multiple of."""
+
 _INT32 = np.iinfo(np.int32)
 
 
@@ -102,8 +105,8 @@ def _array(name: str, tensor: torch.Tensor, copy: bool) -> jax.Array:
         ) from fault
     if tensor.numel() and array.unsafe_buffer_pointer() != tensor.data_ptr():
         raise ValueError(
-            f"{name}, {_kind(tensor)}, lies {tensor.data_ptr() % 64} bytes past a "
-            "multiple of 64, so JAX cannot share it; pass copy=True"
+            f"{name}, {_kind(tensor)}, lies {tensor.data_ptr() % ALIGNMENT} bytes past "
+            f"a multiple of {ALIGNMENT}, so JAX cannot share it; pass copy=True"
         )
     return array
 

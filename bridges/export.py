@@ -164,22 +164,27 @@ def skeleton(
 ) -> torch.nn.Module:
     """Copies a module without its weights' values, in the dtypes given by name.
 
-    Storage is reserved and never touched, so it costs address space alone. What is not
-    a parameter or a buffer is copied as it is.
+    Storage is reserved and never touched, so it costs address space alone; a module
+    with a parameter on the meta device is put there whole. What is not a parameter or a
+    buffer is copied as it is.
     """
-    memo: dict[int, Any] = {}
+    is_meta = any(weight.is_meta for weight in module.parameters())
+
+    def hollow(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(
+            tensor.detach(),
+            dtype=dtypes.get(name, tensor.dtype),
+            device="meta" if is_meta else tensor.device,
+        )
+
+    memo: dict[int, Any] = {
+        id(buffer): hollow(name, buffer) for name, buffer in module.named_buffers()
+    }
     for name, weight in module.named_parameters():
         memo[id(weight)] = torch.nn.Parameter(
-            _hollow(weight, dtypes.get(name, weight.dtype)),
-            requires_grad=weight.requires_grad,
+            hollow(name, weight), requires_grad=weight.requires_grad
         )
-    for name, buffer in module.named_buffers():
-        memo[id(buffer)] = _hollow(buffer, dtypes.get(name, buffer.dtype))
     return copy.deepcopy(module, memo)
-
-
-def _hollow(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty_like(tensor.detach(), dtype=dtype, requires_grad=False)
 
 
 def aliases(module: torch.nn.Module) -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from torch.utils import _pytree as pytree
 
@@ -45,12 +46,14 @@ class Lowered:
     `buffers/…`, nested at the dots of the torch names. `programs.made` lists the
     lowerings: one for each mode, set of dtypes and, where lengths are not free, shape
     the model was applied at. `example` holds inputs, by the module's own names, that it
-    is known to run on.
+    is known to run on. `fixed` are the buffers that torch recomputes and does not save,
+    rope frequencies say: they are no variables.
     """
 
     variables: Variables
     programs: Programs
     example: Mapping[str, Any]
+    fixed: Mapping[str, np.ndarray]
     _compiled: dict[Any, Callable[..., list[Array]]] = field(default_factory=dict)
     _is_isolating: bool = False
 
@@ -84,6 +87,7 @@ class Lowered:
         if not mutable:
             return answer
         moved = dict(zip(updates, found[len(named) :], strict=True))
+        moved = {name: new for name, new in moved.items() if name not in self.fixed}
         state = nested(dotted(variables) | moved, untrained(self.programs.hollow))
         return answer, {BUFFERS: state[BUFFERS]} if moved else {}
 
@@ -176,7 +180,7 @@ class Lowered:
         return self.programs.find(dtypes, named, train=train)
 
     def _weights(self, program: Program, variables: Variables) -> dict[str, Array]:
-        given = dotted(variables)
+        given = {**self.fixed, **dotted(variables)}
         lacking = sorted(set(program.weights.values()) - set(given))
         if lacking:
             raise ValueError(

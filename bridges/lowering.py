@@ -7,11 +7,13 @@ import numpy as np
 import torch
 
 from dew.bridges.dlpack import to_jax
-from dew.bridges.export import aliases, marks, skeleton
+from dew.bridges.export import marks, skeleton
+from dew.bridges.handover import variables_of
 from dew.bridges.lowered import Lowered
-from dew.bridges.naming import nested, torch_inputs, untrained
+from dew.bridges.naming import recomputed, torch_inputs
 from dew.bridges.parity import check_parity
 from dew.bridges.programs import Programs
+from dew.typing import Variables
 
 
 def lower(
@@ -40,26 +42,38 @@ def lower(
         MissingOpsError: it uses ops that are in no table; names all of them.
         LoweringParityError: torch and the lowered function disagree.
     """
-    names = aliases(module)
-    weights = dict(module.named_parameters()) | dict(module.named_buffers())
-    leaves = {
-        name: to_jax(weights[name], copy=not share)
-        for name in dict.fromkeys(names.values())
-    }
-    was_training = module.training
-    lowered = Lowered(
-        variables=nested(leaves, untrained(module)),
-        programs=Programs(
-            hollow=skeleton(module, {}),
-            where=marks(module, blocks),
-            dynamic=dynamic,
-        ),
-        example=torch_inputs(
-            module, {k: np.asarray(v) for k, v in example_inputs.items()}
-        ),
+    lowered = lowered_module(
+        module,
+        variables_of(module, copy=not share),
+        torch_inputs(module, {k: np.asarray(v) for k, v in example_inputs.items()}),
+        dynamic=dynamic,
+        blocks=blocks,
     )
     if check:
-        module.eval()
-        check_parity(lowered, module)
+        was_training = module.training
+        check_parity(lowered, module.eval())
         module.train(was_training)
     return lowered
+
+
+def lowered_module(
+    module: torch.nn.Module,
+    variables: Variables,
+    example: Mapping[str, Any],
+    *,
+    dynamic: bool,
+    blocks: str | None = None,
+) -> Lowered:
+    """Wraps a module whose weights are elsewhere already; nothing is checked."""
+    buffers = dict(module.named_buffers())
+    return Lowered(
+        variables=variables,
+        programs=Programs(
+            hollow=skeleton(module, {}), where=marks(module, blocks), dynamic=dynamic
+        ),
+        example=example,
+        fixed={
+            name: np.asarray(to_jax(buffers[name], copy=True))
+            for name in recomputed(module)
+        },
+    )

@@ -29,6 +29,12 @@ def untrained(module: torch.nn.Module) -> set[str]:
     return frozen | {name for name, _ in module.named_buffers()}
 
 
+def recomputed(module: torch.nn.Module) -> set[str]:
+    """Names the buffers that torch leaves out of the state dict."""
+    saved = set(module.state_dict(keep_vars=True))
+    return {name for name, _ in module.named_buffers() if name not in saved}
+
+
 def nested(leaves: Mapping[str, Any], buffers: Iterable[str]) -> dict[str, Any]:
     """Nests weights at the dots of their names; `buffers` get their own collection."""
     apart = set(buffers)

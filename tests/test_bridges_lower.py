@@ -22,7 +22,7 @@ from dew.bridges.lowered import Lowered
 from dew.bridges.lowering import lower
 from dew.bridges.naming import dotted
 from dew.bridges.register import implements
-from dew.tree import cast, flatten
+from dew.tree import cast, flatten, unflatten
 from tests import hf
 from tests.helpers import LOGITS, RTOL
 
@@ -67,9 +67,11 @@ def test_joined_names_are_the_state_dict_less_what_is_tied(
     )
 
 
-def test_buffers_are_a_collection_of_their_own(lowered: Lowered) -> None:
-    paths = flatten({"buffers": lowered.variables["buffers"]})
-    assert ("buffers", "model", "rotary_emb", "inv_freq") in paths
+def test_buffers_are_a_collection_of_their_own() -> None:
+    noisy = lower(Noisy(), X)
+    paths = flatten(noisy.variables)
+    assert ("buffers", "norm", "running_mean") in paths
+    assert ("params", "norm", "weight") in paths
 
 
 def test_the_trunk_and_the_embedding_apart_are_the_model(lowered: Lowered) -> None:
@@ -272,10 +274,10 @@ def test_an_input_the_module_does_not_take_is_refused(lowered: Lowered) -> None:
 
 
 def test_variables_that_lack_weights_are_refused(lowered: Lowered) -> None:
-    with pytest.raises(ValueError, match=r"lack model\.rotary_emb\.inv_freq"):
-        lowered.apply(
-            {"params": lowered.variables["params"]}, {"tokens": hf.tokens(2, 16)}
-        )
+    leaves = flatten(lowered.variables)
+    del leaves["params", "model", "norm", "weight"]
+    with pytest.raises(ValueError, match=r"lack model\.norm\.weight \(1 of"):
+        lowered.apply(unflatten(leaves), {"tokens": hf.tokens(2, 16)})
 
 
 class Noisy(torch.nn.Module):

@@ -87,6 +87,7 @@ def zoo_rows(request: pytest.FixtureRequest) -> Any:
     rows: list[Any] = []
     yield rows
     if len(rows) == len(ZOO):
+        PAGE.parent.mkdir(exist_ok=True)
         PAGE.write_text(page(rows), encoding="utf-8")
 
 

@@ -1,0 +1,288 @@
+"""From a folder to a lowered model: config and weights, with no copy held by torch."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers.core_model_loading import revert_weight_conversion
+
+from dew.bridges.dlpack import to_torch
+from dew.bridges.dtypes import torch_dtype
+from dew.bridges.errors import LoweringError
+from dew.bridges.export import aliases
+from dew.bridges.lowered import Lowered
+from dew.bridges.lowering import lowered_module
+from dew.bridges.naming import dotted, recomputed, torch_inputs, untrained
+from dew.bridges.parity import check_parity
+from dew.bridges.tracing import TRACING
+from dew.converters.address import local_folder
+from dew.converters.folder import Folder, read_folder
+from dew.converters.loading import Shardings, read_variables
+from dew.converters.naming import brief
+from dew.converters.pretrained import Pretrained
+from dew.converters.rules import Table, plain_table
+from dew.converters.weights import FLOATS, Weights
+from dew.typing import Path
+
+_UNSET = -77
+"""What integer buffers hold until the module's own initialisation fills them."""
+
+
+def load_lowered(
+    address: str | os.PathLike[str],
+    *,
+    dtype: Any = None,
+    shardings: Shardings | None = None,
+    example_inputs: Mapping[str, Any] | None = None,
+    dynamic: bool = True,
+    check: bool = True,
+) -> Pretrained:
+    """Loads a folder, hub id or URL of any architecture that transformers has.
+
+    The module is built on the meta device and weights go from file to device. It is
+    checked once against torch on `example_inputs`, by default a small random batch;
+    torch then reads the same memory.
+
+    Raises:
+        ValueError: the folder is not of an architecture that transformers has, or its
+            tensors are not those of the module; all of them are named.
+        LoweringError: the module does not lower, or not to torch's answers.
+    """
+    folder = read_folder(local_folder(address), os.fspath(address))
+    kind, config = _architecture(folder)
+    wanted = _stored_dtype(folder.weights) if dtype is None else np.dtype(dtype)
+    module = meta_module(kind, config, torch_dtype(wanted))
+    table = _table(folder, module)
+    variables = read_variables(table, folder.weights, wanted, shardings)
+    example = example_inputs or random_inputs(module, config)
+    lowered = lowered_module(
+        module,
+        variables,
+        torch_inputs(module, {k: np.asarray(v) for k, v in example.items()}),
+        dynamic=dynamic,
+    )
+    if check:
+        check_parity(lowered, filled(module, lowered))
+    return Pretrained(
+        model=lowered,
+        variables=variables,
+        config=folder.config,
+        tokenizer=folder.tokenizer,
+        chat_template=folder.chat_template,
+        eos_ids=folder.eos_ids,
+        folder=folder,
+        table=table,
+        road="lowered",
+    )
+
+
+def _architecture(folder: Folder) -> tuple[Any, Any]:
+    """Returns the class and the config that transformers has for a folder."""
+    names = folder.config.get("architectures") or []
+    known = [getattr(transformers, name, None) for name in names]
+    kind = next((found for found in known if found is not None), None)
+    if kind is None:
+        raise ValueError(
+            f"{folder.address}: config.json must name an architecture of transformers "
+            f"in `architectures`, got {names}; build the module yourself and call "
+            "dew.bridges.lower on it"
+        )
+    return kind, kind.config_class.from_pretrained(folder.path)
+
+
+def _stored_dtype(weights: Weights) -> np.dtype:
+    """The one floating dtype of a folder; float32 where it has several."""
+    kinds = {
+        weights.dtype(name)
+        for name, entry in weights.entries.items()
+        if entry.dtype in FLOATS
+    }
+    return kinds.pop() if len(kinds) == 1 else np.dtype(np.float32)
+
+
+def meta_module(kind: Any, config: Any, dtype: torch.dtype) -> Any:
+    """Builds a module without storage, except for the buffers torch recomputes.
+
+    Those are computed by the module's own initialisation.
+
+    Raises:
+        LoweringError: the initialisation leaves such a buffer unset.
+    """
+    with TRACING, _default_dtype(dtype):
+        with torch.device("meta"):
+            module = kind(config).eval()
+        fixed, unset = recomputed(module), []
+        for path, child in module.named_modules():
+            names = [n for n, _ in child.named_buffers(recurse=False)]
+            mine = [n for n in names if f"{path}.{n}".lstrip(".") in fixed]
+            for name in mine:
+                marked = _marked(child.get_buffer(name))
+                child.register_buffer(name, marked, persistent=False)
+            if mine:
+                # Parameters are on the meta device, where drawing them does nothing.
+                module._init_weights(child)
+            unset += [f"{path}.{n}" for n in mine if _is_marked(child.get_buffer(n))]
+    if unset:
+        raise LoweringError(
+            f"{kind.__name__} does not recompute its buffers {', '.join(unset)} when "
+            "it initialises; load it with transformers, and call dew.bridges.lower"
+        )
+    return module
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Builds modules in this dtype, as transformers does for a checkpoint of it."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _marked(buffer: torch.Tensor) -> torch.Tensor:
+    unset = float("nan") if buffer.is_floating_point() else _UNSET
+    return torch.full(buffer.shape, unset, dtype=buffer.dtype, device="cpu")
+
+
+def _is_marked(buffer: torch.Tensor) -> bool:
+    if buffer.dtype == torch.bool:
+        # Any byte is a boolean, so there is no telling.
+        return True
+    unset = buffer.isnan() if buffer.is_floating_point() else buffer == _UNSET
+    return bool(unset.any())
+
+
+def _table(folder: Folder, module: Any) -> Table:
+    """Pairs stored tensors with the module's weights, by torch's own names.
+
+    A folder of the base model fits a model around it, and the other way round. Tied
+    copies must be equal.
+    """
+    weights, spelled = folder.weights, _spellings(module)
+    first, apart = aliases(module), untrained(module)
+    placed: dict[str, tuple[Path, tuple[int, ...]]] = {}
+    copies: set[str] = set()
+    wanted: dict[Path, str] = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        collection = "buffers" if first[name] in apart else "params"
+        path = (collection, *first[name].split("."))
+        wanted.setdefault(path, f"{name} {list(tensor.shape)}")
+        for stored in spelled[name]:
+            entry = weights.entries.get(stored)
+            if entry is not None and entry.shape == tuple(tensor.shape):
+                copies |= {stored} if path in dict(placed.values()) else set()
+                placed[stored] = (path, tuple(tensor.shape))
+                break
+    taken = dict(placed.values())
+    lost = [name for path, name in wanted.items() if path not in taken]
+    ignored = getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ()
+    prefix = f"{module.base_model_prefix}."
+    # Older files store buffers that torch recomputes nowadays.
+    left_out = {s for n in recomputed(module) for s in (n, n.removeprefix(prefix))}
+    extra = [
+        name
+        for name in weights.entries
+        if name not in placed
+        and name.removeprefix(prefix) not in left_out
+        and not any(re.search(pattern, name) for pattern in ignored)
+    ]
+    faults = [*weights.faults, *(f"missing: {n}" for n in brief(lost))]
+    faults += [f"unexpected: {n}" for n in brief(extra)]
+    faults += _unequal(weights, placed, copies)
+    if faults:
+        listed = "".join(f"\n  {fault}" for fault in faults)
+        raise ValueError(
+            f"the tensors of {folder.address} are not those of "
+            f"{type(module).__name__}:{listed}\nIf transformers converts them as it "
+            "loads, load the module with it and call dew.bridges.lower on that"
+        )
+    return replace(plain_table(placed), copies=frozenset(copies))
+
+
+def _spellings(module: Any) -> dict[str, tuple[str, ...]]:
+    """Returns what files may call each weight: transformers renames some as it saves.
+
+    A folder of the base model lacks the prefix that one of a model around it has.
+    """
+    prefix = f"{module.base_model_prefix}."
+    held = dict(module.state_dict(keep_vars=True))
+    # Converted weights are other tensors than the module's; renamed ones are the same.
+    renamed = {
+        id(tensor): name
+        for name, tensor in revert_weight_conversion(module, held).items()
+    }
+    spelled = {}
+    for name, tensor in held.items():
+        both = (name, renamed.get(id(tensor), name))
+        around = [(n, n.removeprefix(prefix), prefix + n) for n in both]
+        spelled[name] = tuple(dict.fromkeys(sum(around, ())))
+    return spelled
+
+
+def _unequal(
+    weights: Weights, placed: Mapping[str, tuple[Any, Any]], copies: set[str]
+) -> list[str]:
+    """Says which tied weights are stored twice with different values."""
+    origins = {path: name for name, (path, _) in placed.items() if name not in copies}
+    return [
+        f"{name} differs from {origins[placed[name][0]]}, to which the config ties it"
+        for name in copies
+        if placed[name][0] in origins
+        and not np.array_equal(
+            weights.view(name), weights.view(origins[placed[name][0]])
+        )
+    ]
+
+
+def filled(module: Any, lowered: Lowered) -> Any:
+    """Gives a meta module its weights; on one device torch reads JAX's memory."""
+    leaves = dotted(lowered.variables)
+    names = aliases(module)
+    meta = dict(module.state_dict(keep_vars=True))
+    spread = any(len(leaf.sharding.device_set) > 1 for leaf in leaves.values())
+    tensors = to_torch(leaves, copy=spread)
+    module.load_state_dict(
+        {name: tensors[names[name]].to(meta[name].dtype) for name in meta}, assign=True
+    )
+    module.tie_weights()
+    return module.eval()
+
+
+def random_inputs(module: Any, config: Any) -> dict[str, np.ndarray]:
+    """Draws a small batch of what a transformers model eats by its main input."""
+    rng = np.random.default_rng(0)
+    text = config.get_text_config()
+    tokens = rng.integers(0, text.vocab_size, (2, 8)) if _has(text) else None
+    inputs: dict[str, Any]
+    match module.main_input_name:
+        case "input_ids" if tokens is not None:
+            inputs = {"tokens": tokens, "mask": np.ones((2, 8), bool)}
+        case "pixel_values":
+            shape = (2, config.num_channels, *np.broadcast_to(config.image_size, (2,)))
+            inputs = {"pixel_values": rng.standard_normal(shape)}
+        case "input_features":
+            shape = (2, config.num_mel_bins, 2 * config.max_source_positions)
+            inputs = {"input_features": rng.standard_normal(shape)}
+        case name:
+            raise ValueError(
+                f"{type(module).__name__} eats {name}, of which no example can be "
+                "guessed; pass example_inputs"
+            )
+    if config.is_encoder_decoder and tokens is not None:
+        inputs["decoder_input_ids"] = tokens
+    return {
+        name: array.astype(np.float32) if array.dtype == np.float64 else array
+        for name, array in inputs.items()
+    }
+
+
+def _has(text: Any) -> bool:
+    return "vocab_size" in text.to_dict()

@@ -1,0 +1,178 @@
+"""A torch teacher that runs beside the step: in a thread of its own, a batch ahead.
+
+For teachers that cannot be lowered, or should not be: quantised ones, those with
+kernels or code of their own. The thread runs the module without gradients on each batch
+and hands logits, or the top k with the mass of the rest, over by DLPack. At most
+`prefetch` batches are with the teacher or waiting, so a slow trainer holds it back. An
+error in the thread is raised where the batch would have come.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from types import TracebackType
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from dew.bridges.dlpack import ALIGNMENT, to_jax
+from dew.bridges.export import BLOCK, Marked, marks
+from dew.bridges.naming import torch_inputs
+from dew.bridges.programs import example_tensors
+from dew.bridges.tracing import TRACING
+from dew.objectives.sparse import TopK
+from dew.typing import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """A batch with what the teacher says of it.
+
+    `scores` are logits [batch, seq, vocab] or their `TopK`; `hidden` the outputs of the
+    blocks asked for, before any final norm.
+    """
+
+    batch: Batch
+    scores: Any
+    hidden: tuple[jax.Array, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveTeacher:
+    """How a torch module scores batches; `scored` runs it over a stream of them.
+
+    `inputs` are the names of the batch's arrays that the module gets. With `top_k` only
+    the likeliest classes are handed over, at `temperature`, with the log of the mass of
+    the others. `layers` count the module's blocks, negative ones from the last.
+    """
+
+    module: torch.nn.Module
+    inputs: tuple[str, ...] = ("tokens", "mask", "positions")
+    top_k: int | None = None
+    temperature: float = 1.0
+    layers: tuple[int, ...] = ()
+    prefetch: int = 2
+
+    def __post_init__(self) -> None:
+        faults = []
+        if self.top_k is not None and self.top_k < 1:
+            faults.append(f"top_k must be None or at least 1, got {self.top_k}")
+        if self.prefetch < 1:
+            faults.append(f"prefetch must be at least 1, got {self.prefetch}")
+        if not self.temperature > 0:
+            faults.append(f"temperature must be > 0, got {self.temperature}")
+        if faults:
+            raise ValueError("LiveTeacher: " + "; ".join(faults))
+
+    def score(self, batch: Batch) -> Scored:
+        """Scores one batch here and now."""
+        given = {n: batch[n] for n in self.inputs if batch.get(n) is not None}
+        named = torch_inputs(self.module, given)
+        empty = example_tensors(self.module, named)
+        tensors = {
+            # A copy: the batch stays the caller's, and may be read-only.
+            name: torch.from_numpy(np.array(named[name])).to(empty[name])
+            for name in named
+        }
+        wrapper = Marked(self.module, marks(self.module))
+        with torch.inference_mode():
+            found = wrapper(tensors)
+            logits = found["logits"] if "logits" in found else found["output"]
+            blocks = [v for n, v in found.items() if n.startswith(BLOCK)]
+            return Scored(
+                batch=batch,
+                scores=self._handed(logits),
+                hidden=tuple(_shared(blocks[layer]) for layer in self.layers),
+            )
+
+    def _handed(self, logits: torch.Tensor) -> Any:
+        if self.top_k is None:
+            return _shared(logits)
+        scaled = torch.log_softmax(logits.float() / self.temperature, dim=-1)
+        kept, ids = scaled.topk(self.top_k, dim=-1)
+        rest = scaled.scatter(-1, ids, float("-inf"))
+        return TopK(
+            ids=_shared(ids.to(torch.int32)),
+            log_probs=_shared(kept),
+            tail=_shared(torch.logsumexp(rest, dim=-1)),
+            temperature=self.temperature,
+        )
+
+    def scored(self, batches: Iterable[Batch]) -> "Scoring":
+        """Starts scoring a stream of batches, in order, `prefetch` ahead.
+
+        The module must not be used elsewhere meanwhile. Trace and lower other models
+        before, or in between batches: see `dew.bridges.tracing`.
+        """
+        return Scoring(self, batches)
+
+
+def _shared(tensor: torch.Tensor) -> jax.Array:
+    """Hands over a tensor of this call's own; where it lies badly, as a copy."""
+    dense = tensor.contiguous()
+    return to_jax(dense, copy=dense.data_ptr() % ALIGNMENT != 0)
+
+
+class Scoring(Iterator[Scored]):
+    """The stream of scored batches; a context manager that ends its thread.
+
+    `waited_s` sums the seconds that the consumer waited for the teacher.
+    """
+
+    def __init__(self, teacher: LiveTeacher, batches: Iterable[Batch]) -> None:
+        self.waited_s = 0.0
+        self._teacher, self._batches, self._taken = teacher, iter(batches), 0
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="teacher")
+        self._ahead: deque[Future[Scored]] = deque()
+        self._fill()
+
+    def _fill(self) -> None:
+        """Hands the thread as many batches as may be ahead."""
+        room = self._teacher.prefetch - len(self._ahead)
+        for batch in islice(self._batches, room):
+            self._ahead.append(self._pool.submit(self._score, batch))
+
+    def _score(self, batch: Batch) -> Scored:
+        # Not while another thread traces; see `dew.bridges.tracing`.
+        with TRACING:
+            return self._teacher.score(batch)
+
+    def __next__(self) -> Scored:
+        if not self._ahead:
+            self.close()
+            raise StopIteration
+        future = self._ahead.popleft()
+        started = time.perf_counter()
+        error = future.exception()
+        self.waited_s += time.perf_counter() - started
+        if error is not None:
+            self.close()
+            raise RuntimeError(
+                f"the teacher failed on batch {self._taken}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        self._taken += 1
+        self._fill()
+        return future.result()
+
+    def close(self) -> None:
+        """Ends the thread after the batch it is at; what it made is dropped."""
+        self._batches = iter(())
+        self._ahead.clear()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def __enter__(self) -> "Scoring":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
