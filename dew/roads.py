@@ -203,7 +203,8 @@ def save_certified(
         found.append(certificate)
 
     save(task, folder, check=check, **options)
-    return found[0]
+    # Of several processes the first alone writes, and checks what it wrote.
+    return found[0] if found else None
 
 
 INSTALL = "pip install 'dew-bridge[torch]' brings them"

@@ -98,8 +98,8 @@ class Pretrain:
     """Print one JSON object and no table."""
 
     def run(self) -> int:
-        """Trains, exports, certifies and reports."""
-        console = Console(stderr=True)
+        """Trains, exports, certifies and reports; the first process speaks for all."""
+        console = Console(stderr=True, quiet=jax.process_index() > 0)
         source = load_to_train(
             self.model, dtype=self.dtype, road=self.road, remat=self.remat
         )
@@ -235,12 +235,13 @@ def _flops(source: Pretrained, seq_len: int) -> float | None:
     sizes = {path: leaf.size for path, leaf in flatten(source.variables).items()}
     # An untied input table is read, not multiplied.
     table = 0 if c.tied else sizes["params", "embed", "weight"]
-    return flops_per_token(
+    flops = flops_per_token(
         sum(sizes.values()) - table,
         layers=c.layers,
         attention_width=c.attention.heads * c.attention.head_dim,
         seq=seq_len,
     )
+    return float(flops)
 
 
 def _table(result: Mapping[str, Any]) -> list[tuple[str, str]]:
