@@ -40,8 +40,9 @@ class Family:
 
     Stored names are written with the prefix `prefix`; `spellings` are the ways a file
     may spell it. `constants` are attributes that no field of the config states, and
-    `parts` picks the class of an attribute whose annotation leaves a choice. `ignored`
-    names stored tensors that mean nothing: old buffers, mostly.
+    `parts` picks the class of an attribute whose annotation leaves a choice. `aliases`
+    are other names of fields, with the name that the table uses. `ignored` names stored
+    tensors that mean nothing: old buffers, mostly.
     """
 
     model_type: str
@@ -51,6 +52,7 @@ class Family:
     ropes: tuple[RopeFields, ...] = ()
     constants: Mapping[str, Any] = field(default_factory=dict)
     parts: Mapping[str, type] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
     copies: tuple[Copy, ...] = ()
     ignored: tuple[str, ...] = ()
     prefix: str = "model."
@@ -65,6 +67,7 @@ class Family:
             ValueError: fields that are unknown, of the wrong kind, or of a value that
                 we do not reproduce; all of them are named.
         """
+        config = {self.aliases.get(name, name): x for name, x in config.items()}
         reading = Reading(config=config, table={**COMMON, **self.fields})
         attributes = {**self.constants, **reading.attributes()}
         if not reading.faults:

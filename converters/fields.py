@@ -9,7 +9,7 @@ class, which counts where a config.json says nothing.
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, Protocol, get_type_hints, runtime_checkable
+from typing import Any, Protocol, get_args, get_type_hints, runtime_checkable
 
 from dew.converters.naming import nearest
 
@@ -19,6 +19,11 @@ Values = Mapping[str, Any]
 @runtime_checkable
 class Derived(Protocol):
     """A default that depends on other fields."""
+
+    @property
+    def kind(self) -> type:
+        """What values of the field are."""
+        return int
 
     def of(self, get: Callable[[str], Any]) -> Any:
         """Works the default out; `get` returns another field's value."""
@@ -82,7 +87,8 @@ class Field(Protocol):
 class Use:
     """The field is `read(value, *values of beside)` in the attributes `to` (dotted).
 
-    `among` lists the values there are, where they can be listed.
+    `among` lists the values there are, where they can be listed; `nullable` says that
+    null is a value.
     """
 
     to: str | tuple[str, ...]
@@ -90,12 +96,15 @@ class Use:
     read: Callable[..., Any] | None = None
     beside: tuple[str, ...] = ()
     among: Collection[Any] = ()
+    nullable: bool = False
 
     def fault(self, value: Any) -> str | None:
         """Checks the kind of value against that of the default, and the value."""
         if self.among and value not in self.among:
             listed = ", ".join(repr(known) for known in self.among)
             return f"must be one of {listed}, got {value!r}"
+        if value is None and self.nullable:
+            return None
         return _kind_fault(value, self.default)
 
     def puts(self, value: Any, get: Callable[[str], Any]) -> Values:
@@ -106,14 +115,43 @@ class Use:
         return dict.fromkeys(targets, value)
 
 
+@dataclass(frozen=True, init=False)
+class Several:
+    """One field that several parts of our config read, each in its own way."""
+
+    uses: tuple[Use, ...]
+
+    def __init__(self, *uses: Use) -> None:
+        object.__setattr__(self, "uses", uses)
+
+    @property
+    def default(self) -> Any:
+        """That of the first."""
+        return self.uses[0].default
+
+    def fault(self, value: Any) -> str | None:
+        """What the first says."""
+        return self.uses[0].fault(value)
+
+    def puts(self, value: Any, get: Callable[[str], Any]) -> Values:
+        """What all of them put."""
+        put: dict[str, Any] = {}
+        for use in self.uses:
+            put |= use.puts(value, get)
+        return put
+
+
 @dataclass(frozen=True)
 class Read:
     """The field has no place of its own; ropes or other fields read it."""
 
     default: Any = None
+    nullable: bool = False
 
     def fault(self, value: Any) -> str | None:
         """Checks the kind of value against that of the default."""
+        if value is None and self.nullable:
+            return None
         return _kind_fault(value, self.default)
 
     def puts(self, value: Any, get: Callable[[str], Any]) -> Values:
@@ -169,7 +207,9 @@ def _equal(value: Any, accepted: Any) -> bool:
 def _kind_fault(value: Any, default: Any) -> str | None:
     """Says when a value is of another kind than its default."""
     kinds = {bool: (bool,), int: (int,), float: (float, int), str: (str,)}
-    wanted = (int,) if isinstance(default, Derived) else kinds.get(type(default))
+    wanted = kinds.get(type(default))
+    if isinstance(default, Derived):
+        wanted = (default.kind,)
     if wanted is None or type(value) in wanted:
         return None
     return f"must be a {wanted[0].__name__}, got {value!r}"
@@ -246,7 +286,7 @@ def build(kind: type, attributes: Values, parts: Mapping[str, type]) -> Any:
         raise ValueError(f"{kind.__name__} has no attribute {', '.join(lost)}")
     hints = get_type_hints(kind)
     for name, inner in nested.items():
-        part = parts.get(name, hints[name])
+        part = parts.get(name, _only_kind(hints[name]))
         if not is_dataclass(part):
             raise ValueError(
                 f"{kind.__name__}.{name} may be {part}: the family must say which in "
@@ -255,6 +295,12 @@ def build(kind: type, attributes: Values, parts: Mapping[str, type]) -> Any:
         below = {k.removeprefix(name + "."): v for k, v in parts.items()}
         given[name] = build(part, inner, below)
     return kind(**given)
+
+
+def _only_kind(hint: Any) -> Any:
+    """The class of `X | None`, and of anything else itself."""
+    kinds = [kind for kind in get_args(hint) if kind is not type(None)]
+    return kinds[0] if len(kinds) == 1 else hint
 
 
 _GENERATION = """

@@ -53,7 +53,8 @@ class RopeFields:
     position. `partial` says that the family's code can turn part of a head; elsewhere
     transformers ignores partial_rotary_factor for `default` and fails for other types.
     `layer_type` picks one dict where configs nest one for each kind of layer, and
-    `old_theta` is the version 4 field that has this embedding's theta alone.
+    `old_theta` and `old_fraction` are the version 4 fields that have this embedding's
+    theta and turning part alone.
     """
 
     to: str = "attention.rope"
@@ -65,11 +66,13 @@ class RopeFields:
     interleaved: bool = False
     layer_type: str | None = None
     old_theta: str | None = None
+    old_fraction: str = "partial_rotary_factor"
 
     @property
     def names(self) -> tuple[str, ...]:
         """The config fields that it accounts for."""
-        return SPELLINGS if self.old_theta is None else (*SPELLINGS, self.old_theta)
+        names = (*SPELLINGS, self.old_fraction)
+        return names if self.old_theta is None else (*names, self.old_theta)
 
     def read(self, reading: Reading) -> Rope | None:
         """Returns the rotary embedding, or None with its faults noted."""
@@ -101,7 +104,7 @@ class RopeFields:
             theta = config.get(self.old_theta, self.theta)
         facts.setdefault("rope_theta", theta)
         facts.setdefault("rope_type", facts.get("type", "default"))
-        fraction = config.get("partial_rotary_factor", self.fraction)
+        fraction = config.get(self.old_fraction, self.fraction)
         facts.setdefault("partial_rotary_factor", fraction)
         facts["max_position_embeddings"] = reading.get(self.window)
         if facts["rope_type"] in ("llama3", "yarn", "longrope"):

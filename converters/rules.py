@@ -12,7 +12,7 @@ in the order of the table.
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -63,14 +63,17 @@ class Prefix:
     """A spelling of the stored names: what `model.` became, and what all others got.
 
     `Prefix(body="language_model.model.", rest="language_model.")` is a checkpoint of a
-    model that wraps ours.
+    model that wraps ours. `names` are parts of names that it writes in another way.
     """
 
     body: str
     rest: str = ""
+    names: tuple[tuple[str, str], ...] = ()
 
     def spell(self, name: str, written: str) -> str:
         """Spells `name`, which a family writes with the prefix `written`."""
+        for ours, theirs in self.names:
+            name = name.replace(ours, theirs)
         if written and name.startswith(written):
             return self.body + name.removeprefix(written)
         return self.rest + name if written else self.body + name
@@ -220,8 +223,10 @@ def build_table(
             same tensor do not share it; all of them are named.
     """
     draft = _Draft(variables)
-    for path in variables:
-        draft.match(path, rules)
+    matched = [match for path in variables for match in draft.matches(path, rules)]
+    # Tensors that variables share are cut in the order of the rules.
+    for i, path, binding in sorted(matched, key=lambda match: match[0]):
+        draft.add(rules[i], path, binding)
     for copy in copies:
         path = ("params", *copy.target.split("/"))
         draft.add(copy, path, {}, is_copy=True)
@@ -258,21 +263,22 @@ class _Draft:
     copies: set[str] = field(default_factory=set)
     faults: list[str] = field(default_factory=list)
 
-    def match(self, path: Path, rules: Iterable[Rule]) -> None:
-        """Adds the pieces of one variable."""
+    def matches(
+        self, path: Path, rules: Sequence[Rule]
+    ) -> list[tuple[int, Path, dict[str, str]]]:
+        """Finds the rule of one variable: its place, and what its braces stand for."""
         name = shown(path)
         bound = [
-            (rule, binding)
-            for rule in rules
+            (i, path, binding)
+            for i, rule in enumerate(rules)
             if (binding := rule.binds(name)) is not None
         ]
-        if len(bound) == 1:
-            self.add(bound[0][0], path, bound[0][1])
-        elif not bound:
+        if not bound:
             self.faults.append(f"{name} has no rule")
-        else:
-            named = ", ".join(rule.source for rule, _ in bound)
+        elif len(bound) > 1:
+            named = ", ".join(rules[i].source for i, _, _ in bound)
             self.faults.append(f"{name} has {len(bound)} rules: {named}")
+        return bound[:1]
 
     def add(
         self, rule: Rule, path: Path, binding: Mapping[str, str], is_copy: bool = False

@@ -83,3 +83,7 @@ output. The largest seen over the zoo is 3.6e-6."""
 ZOO_GRADIENT = 1e-5
 """Largest difference of a weight's gradient from autograd's, as a part of the largest
 gradient. The largest seen over the zoo is 2.4e-6."""
+
+FAMILY_GRADIENT = 2e-5
+"""Largest difference of a gradient of a family's weights from torch's, as a part of the
+largest gradient."""

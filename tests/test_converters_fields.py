@@ -12,12 +12,8 @@ from transformers import LlamaConfig
 import dew
 from dew.converters.families import FAMILIES
 from tests import hf
+from tests.families import TINY
 from tests.helpers import LOGITS
-
-CONFIGS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
-    "llama": (LlamaConfig, {**hf.LLAMA, "num_hidden_layers": 1}),
-}
-"""The config class of each family, and a tiny config."""
 
 OTHERS: Mapping[str, Any] = {
     "architectures": ["SomethingElse"],
@@ -74,9 +70,10 @@ def torch_says(
         return None
 
 
-@pytest.mark.parametrize("family", sorted(CONFIGS))
+@pytest.mark.parametrize("family", sorted(TINY))
 def test_every_field_is_followed_or_refused(family: str, tmp_path: Path) -> None:
-    kind, tiny = CONFIGS[family]
+    tiny = TINY[family]
+    kind, tiny = tiny.config, {**tiny.fields}
     ids = hf.tokens(seq=24) % 48
     base = FAMILIES[family].read(kind(**tiny).to_dict())
     like, unchanged = torch_says(kind, tiny, ids) or (None, np.zeros(0))

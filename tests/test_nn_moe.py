@@ -135,7 +135,7 @@ def test_the_maxima_are_those_of_the_visible_scores() -> None:
     layer = jax.tree.map(np.float64, variables["params"])["layers"]["0"]
     table = np.asarray(variables["params"]["embed"]["weight"], np.float64)
     x = table[single["tokens"][:, 0]]
-    x = x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + model.config.norm_eps)
+    x = x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + model.config.norm.eps)
     # A first token sees itself alone and is not turned: its score is q · k / sqrt(dim).
     q = np.einsum("hde,be->bhd", layer["attn"]["q"]["weight"], x)
     k = np.einsum("kde,be->bkd", layer["attn"]["k"]["weight"], x)

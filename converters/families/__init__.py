@@ -2,8 +2,49 @@
 
 from collections.abc import Mapping
 
+from dew.converters.families.cohere import COHERE
+from dew.converters.families.cohere2 import COHERE2
+from dew.converters.families.exaone4 import EXAONE4
+from dew.converters.families.gemma import GEMMA
+from dew.converters.families.gemma2 import GEMMA2
+from dew.converters.families.gemma3 import GEMMA3
+from dew.converters.families.glm4 import GLM4
+from dew.converters.families.granite import GRANITE
 from dew.converters.families.llama import LLAMA
+from dew.converters.families.mistral import MISTRAL
+from dew.converters.families.olmo import OLMO
+from dew.converters.families.olmo2 import OLMO2
+from dew.converters.families.olmo3 import OLMO3
+from dew.converters.families.phi3 import PHI3
+from dew.converters.families.qwen2 import QWEN2
+from dew.converters.families.qwen3 import QWEN3
+from dew.converters.families.smollm3 import SMOLLM3
+from dew.converters.families.stablelm import STABLELM
+from dew.converters.families.starcoder2 import STARCODER2
 from dew.converters.family import Family
 
-FAMILIES: Mapping[str, Family] = {family.model_type: family for family in (LLAMA,)}
+FAMILIES: Mapping[str, Family] = {
+    family.model_type: family
+    for family in (
+        LLAMA,
+        MISTRAL,
+        QWEN2,
+        QWEN3,
+        SMOLLM3,
+        GRANITE,
+        OLMO,
+        OLMO2,
+        OLMO3,
+        EXAONE4,
+        GEMMA,
+        GEMMA2,
+        GEMMA3,
+        PHI3,
+        STARCODER2,
+        STABLELM,
+        COHERE,
+        COHERE2,
+        GLM4,
+    )
+}
 """The architectures of the native road, by `model_type`."""

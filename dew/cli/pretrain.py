@@ -234,7 +234,7 @@ def _flops(source: Pretrained, seq_len: int) -> float | None:
     c = source.model.config
     sizes = {path: leaf.size for path, leaf in flatten(source.variables).items()}
     # An untied input table is read, not multiplied.
-    table = 0 if c.tied else sizes["params", "embed", "weight"]
+    table = 0 if c.head.tied else sizes["params", "embed", "weight"]
     flops = flops_per_token(
         sum(sizes.values()) - table,
         layers=c.layers,

@@ -1,5 +1,7 @@
 """Attention: who may look at whom, and the weighted mean of what they see."""
 
+import math
+from functools import partial
 from typing import no_type_check
 
 import flax.linen as nn
@@ -11,6 +13,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from dew.nn.config import Attention
 from dew.nn.layers import Linear
+from dew.nn.projections import heads_of, latent_heads_of
+
+Tables = tuple[Float[Array, "batch seq rot"], Float[Array, "batch seq rot"]]
+"""Cosines and sines of every position."""
 
 
 @no_type_check
@@ -19,11 +25,14 @@ class Context:
     """What every block of one forward pass shares.
 
     `visible` says which key each query may see; its batch axis is 1 where rows agree.
-    `slot` is where new keys go in the cache, None when there is no cache.
+    `distance` is how far back a key lies. `rotations` are the tables of the config's
+    `rope` and `local_rope`. `slot` is where new keys go in the cache, None when there
+    is no cache.
     """
 
     visible: Bool[Array, "rows seq keys"]
-    rotation: tuple[Float[Array, "batch seq rot"], Float[Array, "batch seq rot"]]
+    distance: Int[Array, "seq keys"]
+    rotations: tuple[Tables | None, Tables | None]
     slot: Int[Array, ""] | None = None
 
 
@@ -46,9 +55,9 @@ def visible_keys(
 def attention_scores(
     q: Float[Array, "batch seq heads dim"],
     k: Float[Array, "batch keys kv_heads dim"],
-    visible: Bool[Array, "rows seq keys"],
-    *,
-    scale: float,
+    context: Context,
+    config: Attention,
+    window: int = 0,
 ) -> Float[Array, "batch kv_heads group seq keys"]:
     """Scores scale · q kᵀ, each group of queries over its own keys.
 
@@ -62,8 +71,44 @@ def attention_scores(
         k,
         preferred_element_type=jnp.float32,
     )
+    scores = scores * (config.head_dim**-0.5 if config.scale is None else config.scale)
+    if config.softcap is not None:
+        scores = jnp.tanh(scores / config.softcap) * config.softcap
+    if config.alibi:
+        slopes = jnp.asarray(alibi_slopes(config.heads), jnp.float32)
+        slopes = slopes.reshape(1, k.shape[2], -1, 1, 1)
+        scores = scores - slopes * context.distance[None, None, None]
+    visible = context.visible
+    if window:
+        visible = visible & (context.distance < window)[None]
     hidden = jnp.finfo(jnp.float32).min
-    return jnp.where(visible[:, None, None], scores * scale, hidden)
+    return jnp.where(visible[:, None, None], scores, hidden)
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """How much each head's scores fall with every position back.
+
+    Press et al., "Train Short, Test Long" (2021): a geometric series, and between its
+    members where heads are no power of two.
+    """
+    whole = 2 ** math.floor(math.log2(heads))
+    slopes = [2 ** (-8 * (i + 1) / whole) for i in range(whole)]
+    between = [2 ** (-4 * (2 * i + 1) / whole) for i in range(heads - whole)]
+    return slopes + between
+
+
+def attention_weights(
+    scores: Float[Array, "batch kv_heads group seq keys"],
+    sinks: Float[Array, " heads"] | None,
+) -> Float[Array, "batch kv_heads group seq keys"]:
+    """The softmax over keys, to whose sum a head's sink adds one more."""
+    if sinks is None:
+        return jax.nn.softmax(scores, axis=-1)
+    sink = sinks.astype(jnp.float32).reshape(1, scores.shape[1], scores.shape[2], 1, 1)
+    most = jnp.maximum(jnp.max(scores, axis=-1, keepdims=True), sink)
+    most = jax.lax.stop_gradient(most)
+    shares = jnp.exp(scores - most)
+    return shares / (jnp.sum(shares, axis=-1, keepdims=True) + jnp.exp(sink - most))
 
 
 class SelfAttention(nn.Module):
@@ -72,6 +117,7 @@ class SelfAttention(nn.Module):
     config: Attention
     embed: int
     init_std: float = 0.02
+    layer: int = 0
 
     @nn.compact
     def __call__(
@@ -79,29 +125,22 @@ class SelfAttention(nn.Module):
     ) -> Float[Array, "batch seq embed"]:
         """Mixes positions that may see each other."""
         c = self.config
-        q, k, v = (
-            Linear(
-                (self.embed,),
-                (heads, c.head_dim),
-                bias=c.qkv_bias,
-                init_std=self.init_std,
-                name=name,
-            )(x)
-            for name, heads in (("q", c.heads), ("k", c.kv_heads), ("v", c.kv_heads))
-        )
-        q = c.rope.rotate(q, context.rotation)
-        k = c.rope.rotate(k, context.rotation)
+        rope, tables = c.rope_of(self.layer), context.rotations[c.is_local(self.layer)]
+        project = heads_of if c.latent is None else latent_heads_of
+        turn = partial(rope.rotate, tables=tables) if rope and tables else lambda y: y
+        q, k, v = project(x, c, self.init_std, turn)
         if context.slot is not None:
             k, v = self._remember(k, v, context.slot)
-        scale = c.head_dim**-0.5 if c.scale is None else c.scale
-        scores = attention_scores(q, k, context.visible, scale=scale)
+        scores = attention_scores(q, k, context, c, c.window(self.layer))
         self._sow_maxima(scores)
-        weights = jax.nn.softmax(scores, axis=-1)
+        init = nn.initializers.normal(self.init_std)
+        sinks = self.param("sinks", init, (c.heads,)) if c.sinks else None
+        weights = attention_weights(scores, sinks)
         weights = nn.Dropout(c.dropout, deterministic=not train)(weights)
         mixed = jnp.einsum("bkgst,btkd->bskgd", weights.astype(v.dtype), v)
         mixed = rearrange(mixed, "b s k g d -> b s (k g) d")
         return Linear(
-            (c.heads, c.head_dim),
+            (c.heads, c.value_dim),
             (self.embed,),
             bias=c.out_bias,
             init_std=self.init_std,

@@ -7,19 +7,78 @@ from dew.nn.rope import Rope
 
 
 @dataclass(frozen=True, kw_only=True)
+class Norm:
+    """A normalisation: `rms`, or `layer` which takes the mean away first.
+
+    The weight is `offset` plus what is stored, absent without `scaled`; it multiplies
+    in float32 where `wide`, after rounding to the dtype of x otherwise.
+    """
+
+    kind: Literal["rms", "layer"] = "rms"
+    eps: float = 1e-6
+    offset: float = 0.0
+    bias: bool = False
+    scaled: bool = True
+    wide: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class QKNorm:
+    """Norms of queries and keys before they are turned.
+
+    `over` one head with the same weights for all (`head`), with its own (`each`), or
+    all heads laid end to end (`flat`).
+    """
+
+    norm: Norm
+    over: Literal["head", "each", "flat"] = "head"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latent:
+    """Keys and values of all heads come from one vector of `rank` numbers.
+
+    Queries come from one of `query_rank`, or straight from x where None. `rope_dim` of
+    a head's dimensions turn, and their keys are the same in all heads; values have
+    `value_dim` dimensions.
+    """
+
+    rank: int
+    rope_dim: int
+    value_dim: int
+    query_rank: int | None = None
+    bias: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Attention:
     """Grouped-query attention: `heads` queries share `kv_heads` keys and values.
 
-    Scores are multiplied by `scale`, or by head_dim ** -0.5 where None.
+    Scores are multiplied by `scale`, or by head_dim ** -0.5 where None, and squeezed
+    into ± `softcap`. Each entry of `windows` is how many keys, its own among them, a
+    query of that layer sees; 0 is all. Layers with a window turn by `local_rope` where
+    there is one. `ropeless` layers do not turn, nor does any where `rope` is None.
+    `alibi` scores distance instead. `sinks` give each head a score that no key has.
+    Queries, keys and values are clipped to ± `clip`, and come through `latent` where
+    there is one.
     """
 
     heads: int
     kv_heads: int
     head_dim: int
-    rope: Rope
+    rope: Rope | None = None
+    local_rope: Rope | None = None
+    ropeless: tuple[bool, ...] = ()
+    windows: tuple[int, ...] = ()
     qkv_bias: bool = False
     out_bias: bool = False
+    qk_norm: QKNorm | None = None
     scale: float | None = None
+    softcap: float | None = None
+    alibi: bool = False
+    sinks: bool = False
+    clip: float | None = None
+    latent: Latent | None = None
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
@@ -29,14 +88,48 @@ class Attention:
                 f"{self.kv_heads}"
             )
 
+    def window(self, layer: int) -> int:
+        """How many keys a query of this layer sees, 0 for all."""
+        return self.windows[layer] if self.windows else 0
+
+    def rope_of(self, layer: int) -> Rope | None:
+        """The rotary embedding of this layer."""
+        if self.ropeless and self.ropeless[layer]:
+            return None
+        return self.local_rope if self.is_local(layer) else self.rope
+
+    def is_local(self, layer: int) -> bool:
+        """Whether this layer turns by `local_rope`."""
+        return self.local_rope is not None and self.window(layer) > 0
+
+    @property
+    def value_dim(self) -> int:
+        """Dimensions of a head's values."""
+        return self.latent.value_dim if self.latent else self.head_dim
+
 
 @dataclass(frozen=True, kw_only=True)
 class MLP:
-    """down(act(gate x) · up x): `dim` wide, biases on all three or on none."""
+    """down(act(gate x) · up x), or down(act(up x)) unless `gated`; `dim` wide.
+
+    All of them have biases or none.
+    """
 
     dim: int
     activation: str = "silu"
     bias: bool = False
+    gated: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clamp:
+    """(up x + 1) · g · sigmoid(`alpha` g) for g = gate x, both within ± `limit`.
+
+    The gate has no lower limit.
+    """
+
+    alpha: float
+    limit: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +138,10 @@ class MoE:
 
     Scores are the router's softmax or sigmoid, divided by the sum of the chosen ones
     where `normalize`, and times `scale`. With `groups`, experts stand in that many
-    equal groups, and only the `top_groups` whose best two sum highest are open. With
+    equal groups, and only the `top_groups` whose `best` sum highest are open. With
     `balanced`, a bias beside the parameters joins the scores for the choice alone.
-    `shared` is an MLP that every token reads as well.
+    `shared` is an MLP that every token reads as well, times the sigmoid of a score of
+    its own where `shared_gate`. `clamp` changes what the gate does.
     """
 
     experts: int
@@ -59,8 +153,13 @@ class MoE:
     scale: float = 1.0
     groups: int = 1
     top_groups: int = 1
+    best: int = 2
     balanced: bool = False
     shared: MLP | None = None
+    shared_gate: bool = False
+    router_bias: bool = False
+    bias: bool = False
+    clamp: Clamp | None = None
 
     def __post_init__(self) -> None:
         faults = []
@@ -77,11 +176,54 @@ class MoE:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Residual:
+    """How a block joins the residual stream x.
+
+    `norms` stand before attention and MLP, after them, or on both sides. A `parallel`
+    block reads one x for both parts, through one norm where `shared`. What a part says
+    is multiplied by `scale`.
+    """
+
+    norms: Literal["before", "after", "both"] = "before"
+    parallel: bool = False
+    shared: bool = False
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedding:
+    """Rows of the table times `scale`, plus learned positions, then a norm.
+
+    Position p reads row p + `offset` of the `positions` rows; 0 rows is no positions.
+    Where `counted`, a position is the number of tokens before that are no padding.
+    """
+
+    scale: float = 1.0
+    positions: int = 0
+    offset: int = 0
+    counted: bool = False
+    norm: Norm | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """Logits: products with the table, plus a bias, times `scale`, within ± softcap.
+
+    `tied` uses the embedding as the table.
+    """
+
+    tied: bool = False
+    bias: bool = False
+    scale: float = 1.0
+    softcap: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
     """A causal transformer, from token ids to logits.
 
-    `tied` uses the embedding as the output matrix. `init_std` is the scale of weights
-    drawn from a key.
+    The layers named in `dense` have that MLP instead of the mixture `mlp`.
+    `init_std` is the scale of weights drawn from a key.
     """
 
     vocab: int
@@ -89,6 +231,37 @@ class DecoderConfig:
     layers: int
     attention: Attention
     mlp: MLP | MoE
-    norm_eps: float = 1e-6
-    tied: bool = False
+    norm: Norm = Norm()
+    residual: Residual = Residual()
+    embedding: Embedding = Embedding()
+    head: Head = Head()
+    dense: MLP | None = None
+    dense_layers: tuple[int, ...] = ()
     init_std: float = 0.02
+
+    def __post_init__(self) -> None:
+        lists = {
+            "attention.windows": self.attention.windows,
+            "attention.ropeless": self.attention.ropeless,
+        }
+        faults = [
+            f"{name} must have one entry for each of {self.layers} layers, got "
+            f"{len(entries)}"
+            for name, entries in lists.items()
+            if entries and len(entries) != self.layers
+        ]
+        if faults:
+            raise ValueError("DecoderConfig: " + "; ".join(faults))
+
+    def mlp_of(self, layer: int) -> MLP | MoE:
+        """The feed-forward part of this layer."""
+        return self.dense if self.dense and layer in self.dense_layers else self.mlp
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether every layer is built like the first."""
+        c = self.attention
+        kinds = {
+            (c.window(i), c.rope_of(i), self.mlp_of(i)) for i in range(self.layers)
+        }
+        return len(kinds) <= 1

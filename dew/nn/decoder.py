@@ -1,17 +1,18 @@
 """A causal transformer decoder, from token ids to logits."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from dew.nn.attention import Context, SelfAttention, visible_keys
 from dew.nn.config import DecoderConfig, MoE
-from dew.nn.layers import RMSNorm
-from dew.nn.mlp import GatedMLP
+from dew.nn.layers import Normalize
+from dew.nn.mlp import FeedForward
 from dew.nn.moe import MixtureOfExperts
 from dew.nn.stack import DecoderBank, StackView, scan_layers
 from dew.typing import Outputs, Variables
@@ -24,23 +25,43 @@ SOWN = ("qk", "routing")
 
 
 class Block(nn.Module):
-    """x + attention(norm x), then x + mlp(norm x)."""
+    """x + attention(norm x), then x + mlp(norm x), with norms where the config says."""
 
     config: DecoderConfig
+    layer: int = 0
 
     @nn.compact
     def __call__(
         self, x: Float[Array, "batch seq embed"], context: Context, train: bool
     ) -> Float[Array, "batch seq embed"]:
         """Adds what attention and the feed-forward layer say to the residual stream."""
-        c = self.config
-        attn = SelfAttention(c.attention, c.embed, init_std=c.init_std, name="attn")
-        kind: Any = MixtureOfExperts if isinstance(c.mlp, MoE) else GatedMLP
-        mlp = kind(c.mlp, c.embed, init_std=c.init_std, name="mlp")
-        x = x + attn(
-            RMSNorm(c.embed, c.norm_eps, name="attn_norm")(x), context, train=train
+        c, std = self.config, self.config.init_std
+        residual, mlp = c.residual, c.mlp_of(self.layer)
+        kind: Any = MixtureOfExperts if isinstance(mlp, MoE) else FeedForward
+        attn = SelfAttention(
+            c.attention, c.embed, init_std=std, layer=self.layer, name="attn"
         )
-        return x + mlp(RMSNorm(c.embed, c.norm_eps, name="mlp_norm")(x))
+        attend = partial(attn, context=context, train=train)
+        feed = kind(mlp, c.embed, init_std=std, name="mlp")
+        if not residual.parallel:
+            x = x + self._after(attend(self._before(x, "attn")), "attn")
+            return x + self._after(feed(self._before(x, "mlp")), "mlp")
+        seen = self._before(x, "attn")
+        fed = seen if residual.shared else self._before(x, "mlp")
+        said = self._after(attend(seen), "attn") + self._after(feed(fed), "mlp")
+        return x + said
+
+    def _before(self, x: Array, part: str) -> Array:
+        c = self.config
+        if c.residual.norms == "after":
+            return x
+        return Normalize(c.norm, (c.embed,), name=f"{part}_norm")(x)
+
+    def _after(self, x: Array, part: str) -> Array:
+        c = self.config
+        if c.residual.norms != "before":
+            x = Normalize(c.norm, (c.embed,), name=f"{part}_post_norm")(x)
+        return x if c.residual.scale == 1 else x * c.residual.scale
 
 
 class Layers(nn.Module):
@@ -62,11 +83,12 @@ class Layers(nn.Module):
         Float[Array, "batch seq embed"], dict[int, Float[Array, "batch seq embed"]]
     ]:
         """Returns the last block's output and those of the blocks in `wanted`."""
-        if self.scan and not self.is_initializing():
+        is_scanned = self.scan and self.config.is_uniform
+        if is_scanned and not self.is_initializing():
             return self._scanned(x, context, train, wanted)
         outputs = {}
         for i in range(self.config.layers):
-            x = self._block()(self.config, name=str(i))(x, context, train)
+            x = self._block()(self.config, i, name=str(i))(x, context, train)
             if i in wanted:
                 outputs[i] = x
         return x, outputs
@@ -86,7 +108,7 @@ class Layers(nn.Module):
         bank = {name: view.stack(node) for name, node in self.variables.items()}
         writable = {*bank, *SOWN}
         open_for_writing = [c for c in writable if self.is_mutable_collection(c)]
-        block = self._block()(self.config, parent=None)
+        block = self._block()(self.config, 0, parent=None)
         needs_key = train and self.has_rng("dropout")
         root = self.make_rng("dropout") if needs_key else jax.random.key(0)
 
@@ -109,8 +131,9 @@ class Decoder(nn.Module):
 
     `dtype` is what it computes in, the embedding's own where None; norms' statistics,
     softmax and logits are float32 in any case. `scan` runs the blocks as one loop over
-    their stacked weights: on a CPU unrolled blocks ran 1.8 times faster, on
-    accelerators a scan saves compile time. Results and variables are the same.
+    their stacked weights where all are built alike: on a CPU unrolled blocks ran 1.8
+    times faster, on accelerators a scan saves compile time. Results and variables are
+    the same.
     """
 
     config: DecoderConfig
@@ -124,9 +147,13 @@ class Decoder(nn.Module):
         init = nn.initializers.normal(c.init_std)
         self.embed = Table(c.vocab, c.embed, init)
         self.layers = Layers(c, scan=self.scan, remat=self.remat)
-        self.norm = RMSNorm(c.embed, c.norm_eps)
-        if not c.tied:
-            self.head = Table(c.vocab, c.embed, init)
+        self.norm = Normalize(c.norm, (c.embed,))
+        self.head = Unembedding(c, init)
+        if c.embedding.positions:
+            rows = c.embedding.positions + c.embedding.offset
+            self.positions = Table(rows, c.embed, init)
+        if c.embedding.norm is not None:
+            self.embed_norm = Normalize(c.embedding.norm, (c.embed,))
 
     def __call__(
         self,
@@ -153,21 +180,14 @@ class Decoder(nn.Module):
         self, final: Float[Array, "batch seq embed"]
     ) -> Float[Array, "batch seq vocab"]:
         """Scores of every token of the vocabulary, float32."""
-        table = self.embed() if self.config.tied else self.head()
-        return jnp.einsum(
-            "bse,ve->bsv",
-            final,
-            table.astype(final.dtype),
-            preferred_element_type=jnp.float32,
-        )
+        return self.head(final, self.embed() if self.config.head.tied else None)
 
     def _trunk(
         self, inputs: Mapping[str, Array], *, train: bool, layers: Sequence[int]
     ) -> tuple[Array, tuple[Array, ...]]:
         wanted = [self._block_index(i) for i in layers]
-        table = self.embed()
-        x = jnp.take(table, inputs["tokens"], axis=0).astype(self.dtype or table.dtype)
-        context = self._context(inputs)
+        context, positions = self._context(inputs)
+        x = self._embedded(inputs["tokens"], positions)
         x, outputs = self.layers(
             x,
             context,
@@ -177,34 +197,60 @@ class Decoder(nn.Module):
         outputs[self.config.layers] = final = self.norm(x)
         return final, tuple(outputs[i] for i in wanted)
 
+    def _embedded(
+        self, tokens: Int[Array, "batch seq"], positions: Int[Array, "batch seq"]
+    ) -> Float[Array, "batch seq embed"]:
+        c, table = self.config.embedding, self.embed()
+        x = jnp.take(table, tokens, axis=0).astype(self.dtype or table.dtype)
+        if c.scale != 1:
+            x = x * jnp.asarray(c.scale, x.dtype)
+        if c.positions:
+            rows = jnp.take(self.positions(), positions + c.offset, axis=0)
+            x = x + rows.astype(x.dtype)
+        return x if c.norm is None else self.embed_norm(x)
+
     def _block_index(self, i: int) -> int:
         n = self.config.layers
         if not -n <= i <= n:
             raise ValueError(f"layers must lie in [{-n}, {n}], got {i}")
         return i + n if i < 0 else i
 
-    def _context(self, inputs: Mapping[str, Array]) -> Context:
-        """What the blocks share: visibility and rotations, cached or not."""
+    def _context(
+        self, inputs: Mapping[str, Array]
+    ) -> tuple[Context, Int[Array, "batch seq"]]:
+        """What the blocks share, cached or not, and the position of every token."""
         tokens = inputs["tokens"]
-        rope = self.config.attention.rope
+        seq = tokens.shape[1]
         if self.has_variable("cache", "length"):
-            visible, positions, slot = self._cached_context(inputs)
-            return Context(visible, rope.tables(positions), slot)
+            mask, slot = self._cached(inputs)
+            slots = slot + jnp.arange(seq)
+            keys = jnp.arange(mask.shape[1])
+            visible = (keys[None, :] <= slots[:, None])[None] & mask[:, None, :]
+        else:
+            slot, mask = None, inputs.get("mask")
+            mask = None if mask is None else mask.astype(bool)
+            keys = slots = jnp.arange(seq)
+            visible = visible_keys(seq, mask=mask, segments=inputs.get("segment_ids"))
         positions = inputs.get("positions")
         if positions is None:
-            positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        mask = inputs.get("mask")
-        visible = visible_keys(
-            tokens.shape[1],
-            mask=None if mask is None else mask.astype(bool),
-            segments=inputs.get("segment_ids"),
+            positions = jnp.broadcast_to(slots, tokens.shape)
+            if self.config.embedding.counted and mask is not None:
+                # Padding itself counts as -1, as in transformers.
+                counts = jnp.cumsum(mask, axis=1) * mask - 1
+                positions = jnp.take(counts, slots, axis=1)
+        c = self.config.attention
+        rotations = (
+            c.rope.tables(positions) if c.rope else None,
+            c.local_rope.tables(positions) if c.local_rope else None,
         )
-        return Context(visible, rope.tables(positions))
+        distance = slots[:, None] - keys[None, :]
+        return Context(visible, distance, rotations, slot), positions
 
-    def _cached_context(
-        self, inputs: Mapping[str, Array]
-    ) -> tuple[Array, Array, Array]:
-        """Takes the next slots of the cache for the new tokens."""
+    def _cached(self, inputs: Mapping[str, Array]) -> tuple[Array, Array]:
+        """Takes the next slots of the cache; returns which are no padding, and where.
+
+        The first of the new tokens stands at the slot returned.
+        """
         if "segment_ids" in inputs:
             raise ValueError("packed rows (segment_ids) cannot be read with a cache")
         tokens = inputs["tokens"]
@@ -215,19 +261,17 @@ class Decoder(nn.Module):
         known = jax.lax.dynamic_update_slice(known, new, (0, length))
         self.put_variable("cache", "mask", known)
         self.put_variable("cache", "length", length + tokens.shape[1])
-        slots = length + jnp.arange(tokens.shape[1])
-        causal = jnp.arange(known.shape[1])[None, :] <= slots[:, None]
-        positions = inputs.get("positions")
-        if positions is None:
-            positions = jnp.broadcast_to(slots, tokens.shape)
-        return causal[None] & known[:, None, :], positions, length
+        return known, length
 
     @nn.nowrap
     def empty_cache(self, batch: int, length: int, dtype: Any) -> dict[str, Any]:
         """A `cache` collection with room for `length` tokens of `batch` rows."""
-        attention = self.config.attention
-        shape = (batch, length, attention.kv_heads, attention.head_dim)
-        slots = {name: jnp.zeros(shape, dtype) for name in ("k", "v")}
+        c = self.config.attention
+        sizes = {"k": c.head_dim, "v": c.value_dim}
+        slots = {
+            name: jnp.zeros((batch, length, c.kv_heads, size), dtype)
+            for name, size in sizes.items()
+        }
         return {
             "length": jnp.zeros((), jnp.int32),
             "mask": jnp.zeros((batch, length), bool),
@@ -238,7 +282,8 @@ class Decoder(nn.Module):
     def banks(self) -> tuple[DecoderBank, ...]:
         """The stacks that a scanned execution reads."""
         names = tuple(str(i) for i in range(self.config.layers))
-        return (DecoderBank(("layers",), StackView(names)),) if self.scan else ()
+        is_scanned = self.scan and self.config.is_uniform
+        return (DecoderBank(("layers",), StackView(names)),) if is_scanned else ()
 
 
 class Table(nn.Module):
@@ -252,6 +297,38 @@ class Table(nn.Module):
     def __call__(self) -> Float[Array, "rows dim"]:
         """The whole table."""
         return self.param("weight", self.init, (self.rows, self.dim))
+
+
+class Unembedding(nn.Module):
+    """From hidden states to logits, with a table of its own unless one is given."""
+
+    config: DecoderConfig
+    init: Any
+
+    @nn.compact
+    def __call__(
+        self,
+        final: Float[Array, "batch seq embed"],
+        table: Float[Array, "vocab embed"] | None,
+    ) -> Float[Array, "batch seq vocab"]:
+        """Scores of every token of the vocabulary, float32."""
+        c, head = self.config, self.config.head
+        if table is None:
+            table = self.param("weight", self.init, (c.vocab, c.embed))
+        logits = jnp.einsum(
+            "bse,ve->bsv",
+            final,
+            table.astype(final.dtype),
+            preferred_element_type=jnp.float32,
+        )
+        if head.bias:
+            bias = self.param("bias", nn.initializers.zeros, (c.vocab,))
+            logits = logits + bias.astype(jnp.float32)[None, None]
+        if head.scale != 1:
+            logits = logits * head.scale
+        if head.softcap is not None:
+            logits = jnp.tanh(logits / head.softcap) * head.softcap
+        return logits
 
 
 def read_cached(

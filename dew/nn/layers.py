@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from dew.nn.config import Norm
+
 
 class Linear(nn.Module):
     """y = x Wᵀ + b over the last axes of x, the `inputs`; W is [*outputs, *inputs].
@@ -62,23 +64,38 @@ PART = 384
 """The longest run of products that a CPU adds up in one go."""
 
 
-class RMSNorm(nn.Module):
-    """x / rms(x) · w in float32, rounded to the dtype of x before the weight.
+class Normalize(nn.Module):
+    """The norm that a `Norm` describes, over the last axis of x.
 
-    Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019).
+    Ba et al., "Layer Normalization" (2016); Zhang and Sennrich, "Root Mean Square Layer
+    Normalization" (2019). Weights have the shape `dims`, whose last axis is x's last.
     """
 
-    dim: int
-    eps: float
+    config: Norm
+    dims: Sequence[int]
 
     @nn.compact
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        """Normalises the last axis."""
-        weight = self.param("weight", nn.initializers.ones, (self.dim,))
+        """Normalises in float32 and returns the dtype of x."""
+        c, dtype = self.config, x.dtype
         wide = x.astype(jnp.float32)
+        if c.kind == "layer":
+            wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
         power = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-        normal = (wide * jax.lax.rsqrt(power + self.eps)).astype(x.dtype)
-        return normal * jax.lax.expand_dims(weight.astype(x.dtype), range(x.ndim - 1))
+        y = wide * jax.lax.rsqrt(power + c.eps)
+        if not c.wide and c.kind == "rms":
+            y = y.astype(dtype)
+        if c.scaled:
+            init = nn.initializers.constant(1 - c.offset)
+            weight = self.param("weight", init, tuple(self.dims)).astype(y.dtype)
+            y = y * self._spread(weight + c.offset if c.offset else weight, y)
+        if c.bias:
+            bias = self.param("bias", nn.initializers.zeros, tuple(self.dims))
+            y = y + self._spread(bias.astype(y.dtype), y)
+        return y.astype(dtype)
+
+    def _spread(self, weight: Array, x: Array) -> Array:
+        return jax.lax.expand_dims(weight, range(x.ndim - weight.ndim))
 
 
 ACTIVATIONS = {
@@ -88,6 +105,10 @@ ACTIVATIONS = {
     "gelu": lambda x: nn.gelu(x, approximate=False),
     "gelu_new": lambda x: nn.gelu(x, approximate=True),
     "gelu_pytorch_tanh": lambda x: nn.gelu(x, approximate=True),
+    "gelu_fast": lambda x: nn.gelu(x, approximate=True),
+    "gelu_python": lambda x: nn.gelu(x, approximate=False),
+    "quick_gelu": lambda x: x * nn.sigmoid(1.702 * x),
+    "relu2": lambda x: jnp.square(nn.relu(x)),
     "tanh": jnp.tanh,
 }
 """Activations by the names that Hugging Face configs use."""

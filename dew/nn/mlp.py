@@ -1,4 +1,4 @@
-"""The gated feed-forward layer."""
+"""The dense feed-forward layer."""
 
 import flax.linen as nn
 from jaxtyping import Array, Float
@@ -7,8 +7,11 @@ from dew.nn.config import MLP
 from dew.nn.layers import ACTIVATIONS, Linear
 
 
-class GatedMLP(nn.Module):
-    """down(act(gate x) · up x): Shazeer, "GLU Variants Improve Transformer" (2020)."""
+class FeedForward(nn.Module):
+    """down(act(gate x) · up x), or down(act(up x)) where the config has no gate.
+
+    Shazeer, "GLU Variants Improve Transformer" (2020).
+    """
 
     config: MLP
     embed: int
@@ -30,6 +33,9 @@ class GatedMLP(nn.Module):
             )
 
         act = ACTIVATIONS[self.config.activation]
-        gate = linear("gate", self.embed, self.config.dim)(x)
         up = linear("up", self.embed, self.config.dim)(x)
-        return linear("down", self.config.dim, self.embed)(act(gate) * up)
+        if self.config.gated:
+            inner = act(linear("gate", self.embed, self.config.dim)(x)) * up
+        else:
+            inner = act(up)
+        return linear("down", self.config.dim, self.embed)(inner)

@@ -13,8 +13,8 @@ from einops import rearrange
 from jaxtyping import Array, Bool, Float, Int
 
 from dew.nn.config import MoE
-from dew.nn.layers import ACTIVATIONS
-from dew.nn.mlp import GatedMLP
+from dew.nn.layers import ACTIVATIONS, Linear
+from dew.nn.mlp import FeedForward
 from dew.tree import flatten, unflatten
 from dew.typing import Variables
 
@@ -62,8 +62,14 @@ class MixtureOfExperts(nn.Module):
         ).astype(x.dtype)
         if c.shared is None:
             return mixed
-        shared = GatedMLP(c.shared, self.embed, init_std=self.init_std, name="shared")
-        return mixed + shared(x)
+        shared = FeedForward(
+            c.shared, self.embed, init_std=self.init_std, name="shared"
+        )
+        said = shared(x)
+        if c.shared_gate:
+            gate = Linear((self.embed,), (1,), init_std=self.init_std, name="open")
+            said = said * nn.sigmoid(gate(x))
+        return mixed + said
 
 
 class Router(nn.Module):
@@ -88,6 +94,9 @@ class Router(nn.Module):
         logits = jnp.einsum(
             "bse,ne->bsn", x.astype(jnp.float32), weight.astype(jnp.float32)
         )
+        if c.router_bias:
+            bias = self.param("bias", nn.initializers.zeros, (c.experts,))
+            logits = logits + bias.astype(jnp.float32)[None, None]
         score = jax.nn.sigmoid if c.scoring == "sigmoid" else jax.nn.softmax
         scores = score(logits)
         ranks = jax.lax.stop_gradient(scores)
@@ -109,7 +118,7 @@ class Router(nn.Module):
         if c.groups == c.top_groups:
             return ranks
         grouped = rearrange(ranks, "b s (g n) -> b s g n", g=c.groups)
-        best, _ = jax.lax.top_k(grouped, min(2, c.experts // c.groups))
+        best, _ = jax.lax.top_k(grouped, min(c.best, c.experts // c.groups))
         _, kept = jax.lax.top_k(jnp.sum(best, axis=-1), c.top_groups)
         is_open = jnp.any(jax.nn.one_hot(kept, c.groups, dtype=bool), axis=-2)
         return jnp.where(is_open[..., None], grouped, -jnp.inf).reshape(ranks.shape)
@@ -132,11 +141,29 @@ class Experts(nn.Module):
         def product(name: str, x: Array, outputs: int) -> Array:
             shape = (c.experts, outputs, x.shape[-1])
             weight = ExpertWeight(shape, self.init_std, name=name)().astype(x.dtype)
-            return jax.lax.ragged_dot_general(x, weight, sizes, RAGGED)
+            y = jax.lax.ragged_dot_general(x, weight, sizes, RAGGED)
+            if not c.bias:
+                return y
+            shape = (c.experts, outputs)
+            bias = self.param(f"{name}_bias", nn.initializers.zeros, shape)
+            owner = jnp.repeat(
+                jnp.arange(c.experts), sizes, total_repeat_length=rows.shape[0]
+            )
+            return y + bias.astype(y.dtype)[owner]
 
-        act = ACTIVATIONS[c.activation]
         gate, up = (product(name, rows, c.dim) for name in ("gate", "up"))
-        return product("down", act(gate) * up, self.embed)
+        return product("down", gated(gate, up, c), self.embed)
+
+
+def gated(
+    gate: Float[Array, "rows mlp"], up: Float[Array, "rows mlp"], config: MoE
+) -> Float[Array, "rows mlp"]:
+    """What an expert's gate lets through."""
+    if config.clamp is None:
+        return ACTIVATIONS[config.activation](gate) * up
+    alpha, limit = config.clamp.alpha, config.clamp.limit
+    gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
+    return (up + 1) * gate * nn.sigmoid(alpha * gate)
 
 
 class ExpertWeight(nn.Module):

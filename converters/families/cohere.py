@@ -1,0 +1,52 @@
+"""Command R: one norm for parallel parts, interleaved rope, scaled logits."""
+
+from dew.converters.families import parts
+from dew.converters.family import TIED_HEAD, Family
+from dew.converters.fields import Read, Use
+from dew.converters.readers import layer_qk_norm_each
+from dew.converters.ropes import RopeFields
+from dew.nn.config import MLP
+
+FIELDS = {
+    **parts.SIZES,
+    **parts.GROUPED,
+    **parts.LAYER_NORM,
+    **parts.ATTENTION_BIAS,
+    "vocab_size": Use("vocab", 256000),
+    "hidden_size": Use("embed", 8192),
+    "num_hidden_layers": Use("layers", 40),
+    "num_attention_heads": Use("attention.heads", 64),
+    "intermediate_size": Use("mlp.dim", 22528),
+    "tie_word_embeddings": Use("head.tied", True),
+    "max_position_embeddings": Read(8192),
+    "logit_scale": Use("head.scale", 0.0625),
+    "use_qk_norm": Use(
+        "attention.qk_norm",
+        False,
+        read=layer_qk_norm_each,
+        beside=("layer_norm_eps",),
+    ),
+}
+
+COHERE = Family(
+    model_type="cohere",
+    architectures=("CohereForCausalLM", "CohereModel"),
+    fields=FIELDS,
+    ropes=(RopeFields(theta=500_000.0, interleaved=True),),
+    parts={"mlp": MLP},
+    constants={
+        "norm.kind": "layer",
+        "norm.wide": True,
+        "residual.parallel": True,
+        "residual.shared": True,
+    },
+    rules=(
+        *parts.EMBED,
+        *parts.ATTENTION,
+        *parts.GATED_MLP,
+        *parts.QK_NORM,
+        *parts.BEFORE,
+    ),
+    copies=(TIED_HEAD,),
+    ignored=parts.IGNORED,
+)

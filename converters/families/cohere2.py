@@ -1,0 +1,49 @@
+"""Command R7B: Command R with windows; full layers do not turn."""
+
+from dew.converters.families import parts
+from dew.converters.family import TIED_HEAD, Family
+from dew.converters.fields import Inert, Read, Several, Use
+from dew.converters.layer_types import LayerTypes
+from dew.converters.readers import full_ropeless, windows
+from dew.converters.ropes import RopeFields
+from dew.nn.config import MLP
+
+TYPES = LayerTypes("sliding_window_pattern")
+FIELDS = {
+    **parts.SIZES,
+    **parts.GROUPED,
+    **parts.LAYER_NORM,
+    **parts.ATTENTION_BIAS,
+    "vocab_size": Use("vocab", 256000),
+    "hidden_size": Use("embed", 8192),
+    "num_hidden_layers": Use("layers", 40),
+    "num_attention_heads": Use("attention.heads", 64),
+    "intermediate_size": Use("mlp.dim", 22528),
+    "tie_word_embeddings": Use("head.tied", True),
+    "max_position_embeddings": Read(8192),
+    "logit_scale": Use("head.scale", 0.0625),
+    "sliding_window": Read(4096, nullable=True),
+    "sliding_window_pattern": Read(4),
+    "_sliding_window_pattern": Inert(4),
+    "layer_types": Several(
+        Use("attention.windows", TYPES, read=windows, beside=("sliding_window",)),
+        Use("attention.ropeless", TYPES, read=full_ropeless),
+    ),
+}
+
+COHERE2 = Family(
+    model_type="cohere2",
+    architectures=("Cohere2ForCausalLM", "Cohere2Model"),
+    fields=FIELDS,
+    ropes=(RopeFields(interleaved=True),),
+    parts={"mlp": MLP},
+    constants={
+        "norm.kind": "layer",
+        "norm.wide": True,
+        "residual.parallel": True,
+        "residual.shared": True,
+    },
+    rules=(*parts.EMBED, *parts.ATTENTION, *parts.GATED_MLP, *parts.BEFORE),
+    copies=(TIED_HEAD,),
+    ignored=parts.IGNORED,
+)

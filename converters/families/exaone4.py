@@ -1,0 +1,48 @@
+"""EXAONE 4: OLMo 2 with norms per head; full layers do not turn."""
+
+from dew.converters.families import parts
+from dew.converters.family import TIED_HEAD, Family
+from dew.converters.fields import Read, Several, Use
+from dew.converters.layer_types import LayerTypes
+from dew.converters.readers import hybrid_ropeless, windows
+from dew.converters.ropes import RopeFields
+from dew.nn.config import MLP
+
+TYPES = LayerTypes("sliding_window_pattern")
+FIELDS = {
+    **parts.SIZES,
+    **parts.GROUPED,
+    "vocab_size": Use("vocab", 102400),
+    "num_key_value_heads": Use("attention.kv_heads", 32),
+    "intermediate_size": Use("mlp.dim", 16384),
+    "rms_norm_eps": Use(("norm.eps", "attention.qk_norm.norm.eps"), 1e-5),
+    "sliding_window": Read(4096, nullable=True),
+    "sliding_window_pattern": Read(4),
+    "layer_types": Several(
+        Use("attention.windows", TYPES, read=windows, beside=("sliding_window",)),
+        Use(
+            "attention.ropeless",
+            TYPES,
+            read=hybrid_ropeless,
+            beside=("sliding_window",),
+        ),
+    ),
+}
+
+EXAONE4 = Family(
+    model_type="exaone4",
+    architectures=("Exaone4ForCausalLM", "Exaone4Model"),
+    fields=FIELDS,
+    ropes=(RopeFields(),),
+    parts={"mlp": MLP},
+    constants={"residual.norms": "after"},
+    rules=(
+        *parts.EMBED,
+        *parts.ATTENTION,
+        *parts.GATED_MLP,
+        *parts.QK_NORM,
+        *parts.AFTER,
+    ),
+    copies=(TIED_HEAD,),
+    ignored=parts.IGNORED,
+)

@@ -1,0 +1,40 @@
+"""Gemma 1: norms by 1 + w, and embeddings times √width."""
+
+from dew.converters.families import parts
+from dew.converters.family import TIED_HEAD, Family
+from dew.converters.fields import Inert, Only, Read, Several, Use
+from dew.converters.readers import root
+from dew.converters.ropes import RopeFields
+from dew.nn.config import MLP
+from dew.nn.layers import ACTIVATIONS
+
+FIELDS = {
+    **parts.SIZES,
+    **parts.ATTENTION_BIAS,
+    "vocab_size": Use("vocab", 256000),
+    "hidden_size": Several(Use("embed", 3072), Use("embedding.scale", 3072, read=root)),
+    "tie_word_embeddings": Use("head.tied", True),
+    "head_dim": Use("attention.head_dim", 256),
+    "use_bidirectional_attention": Only(None, False),
+    "num_hidden_layers": Use("layers", 28),
+    "num_attention_heads": Use("attention.heads", 16),
+    "num_key_value_heads": Use("attention.kv_heads", 16),
+    "intermediate_size": Use("mlp.dim", 24576),
+    "rms_norm_eps": Use("norm.eps", 1e-6),
+    "hidden_act": Use("mlp.activation", "gelu_pytorch_tanh", among=ACTIVATIONS),
+    # transformers does not read it here.
+    "hidden_activation": Inert(),
+    "max_position_embeddings": Read(8192),
+}
+
+GEMMA = Family(
+    model_type="gemma",
+    architectures=("GemmaForCausalLM", "GemmaModel"),
+    fields=FIELDS,
+    ropes=(RopeFields(),),
+    parts={"mlp": MLP},
+    constants={"norm.offset": 1.0, "norm.wide": True},
+    rules=(*parts.EMBED, *parts.ATTENTION, *parts.GATED_MLP, *parts.BEFORE),
+    copies=(TIED_HEAD,),
+    ignored=parts.IGNORED,
+)

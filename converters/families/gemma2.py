@@ -1,0 +1,54 @@
+"""Gemma 2: norms on both sides, capped scores, a window in every other layer."""
+
+from dew.converters.families import parts
+from dew.converters.family import TIED_HEAD, Family
+from dew.converters.fields import Inert, Only, Read, Several, Use
+from dew.converters.layer_types import LayerTypes
+from dew.converters.readers import inverse_root, root, windows
+from dew.converters.ropes import RopeFields
+from dew.nn.config import MLP
+from dew.nn.layers import ACTIVATIONS
+
+FIELDS = {
+    **parts.SIZES,
+    **parts.ATTENTION_BIAS,
+    "vocab_size": Use("vocab", 256000),
+    "hidden_size": Several(Use("embed", 2304), Use("embedding.scale", 2304, read=root)),
+    "tie_word_embeddings": Use("head.tied", True),
+    "head_dim": Use("attention.head_dim", 256),
+    "use_bidirectional_attention": Only(None, False),
+    "num_hidden_layers": Use("layers", 26),
+    "num_attention_heads": Use("attention.heads", 8),
+    "num_key_value_heads": Use("attention.kv_heads", 4),
+    "intermediate_size": Use("mlp.dim", 9216),
+    "rms_norm_eps": Use("norm.eps", 1e-6),
+    "hidden_activation": Use("mlp.activation", "gelu_pytorch_tanh", among=ACTIVATIONS),
+    # transformers does not read it here.
+    "hidden_act": Inert(),
+    "max_position_embeddings": Read(8192),
+    "query_pre_attn_scalar": Use("attention.scale", 256, read=inverse_root),
+    "attn_logit_softcapping": Use("attention.softcap", 50.0, nullable=True),
+    "final_logit_softcapping": Use("head.softcap", 30.0, nullable=True),
+    "sliding_window": Read(4096, nullable=True),
+    "layer_types": Use(
+        "attention.windows", LayerTypes(2), read=windows, beside=("sliding_window",)
+    ),
+    # Part of old cache implementations.
+    "cache_implementation": Inert(),
+}
+
+GEMMA2 = Family(
+    model_type="gemma2",
+    architectures=("Gemma2ForCausalLM", "Gemma2Model"),
+    fields=FIELDS,
+    ropes=(RopeFields(),),
+    parts={"mlp": MLP},
+    constants={
+        "norm.offset": 1.0,
+        "norm.wide": True,
+        "residual.norms": "both",
+    },
+    rules=(*parts.EMBED, *parts.ATTENTION, *parts.GATED_MLP, *parts.AROUND),
+    copies=(TIED_HEAD,),
+    ignored=parts.IGNORED,
+)

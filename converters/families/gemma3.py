@@ -1,0 +1,80 @@
+"""Gemma 3, text: Gemma 2 with norms of queries and keys instead of caps."""
+
+from dew.converters.families import parts
+from dew.converters.family import TIED_HEAD, Family
+from dew.converters.fields import Inert, Only, Read, Several, Use
+from dew.converters.layer_types import LayerTypes
+from dew.converters.readers import inverse_root, root, windows
+from dew.converters.ropes import RopeFields
+from dew.converters.rules import Prefix
+from dew.nn.config import MLP
+from dew.nn.layers import ACTIVATIONS
+
+FIELDS = {
+    **parts.SIZES,
+    **parts.ATTENTION_BIAS,
+    "vocab_size": Use("vocab", 262208),
+    "hidden_size": Several(Use("embed", 2304), Use("embedding.scale", 2304, read=root)),
+    "tie_word_embeddings": Use("head.tied", True),
+    "head_dim": Use("attention.head_dim", 256),
+    "use_bidirectional_attention": Only(None, False),
+    "num_hidden_layers": Use("layers", 26),
+    "num_attention_heads": Use("attention.heads", 8),
+    "num_key_value_heads": Use("attention.kv_heads", 4),
+    "intermediate_size": Use("mlp.dim", 9216),
+    "rms_norm_eps": Use(("norm.eps", "attention.qk_norm.norm.eps"), 1e-6),
+    "hidden_activation": Use("mlp.activation", "gelu_pytorch_tanh", among=ACTIVATIONS),
+    # transformers does not read it here.
+    "hidden_act": Inert(),
+    "max_position_embeddings": Read(131072),
+    "query_pre_attn_scalar": Use("attention.scale", 256, read=inverse_root),
+    "attn_logit_softcapping": Use("attention.softcap", None),
+    "final_logit_softcapping": Use("head.softcap", None),
+    "sliding_window": Read(4096, nullable=True),
+    "layer_types": Use(
+        "attention.windows",
+        LayerTypes("sliding_window_pattern"),
+        read=windows,
+        beside=("sliding_window",),
+    ),
+    "sliding_window_pattern": Read(6),
+    "_sliding_window_pattern": Inert(6),
+    # Part of old cache implementations.
+    "cache_implementation": Inert(),
+}
+
+GEMMA3 = Family(
+    model_type="gemma3_text",
+    architectures=("Gemma3ForCausalLM", "Gemma3TextModel"),
+    fields=FIELDS,
+    ropes=(
+        RopeFields(theta=1_000_000.0, layer_type="full_attention"),
+        RopeFields(
+            to="attention.local_rope",
+            layer_type="sliding_attention",
+            old_theta="rope_local_base_freq",
+        ),
+    ),
+    spellings=(
+        Prefix(body="model."),
+        Prefix(body="language_model.model.", rest="language_model."),
+        Prefix(body=""),
+    ),
+    parts={"mlp": MLP},
+    constants={
+        "norm.offset": 1.0,
+        "norm.wide": True,
+        "residual.norms": "both",
+        "attention.qk_norm.norm.offset": 1.0,
+        "attention.qk_norm.norm.wide": True,
+    },
+    rules=(
+        *parts.EMBED,
+        *parts.ATTENTION,
+        *parts.GATED_MLP,
+        *parts.AROUND,
+        *parts.QK_NORM,
+    ),
+    copies=(TIED_HEAD,),
+    ignored=parts.IGNORED,
+)

@@ -1,0 +1,45 @@
+"""GLM 4: norms on both sides, half of each head turns in neighbours."""
+
+from dew.converters.families import parts
+from dew.converters.family import TIED_HEAD, Family
+from dew.converters.fields import Read, Use
+from dew.converters.ropes import RopeFields
+from dew.converters.rules import Rule
+from dew.nn.config import MLP
+
+NORM = "layers/{n}/"
+FIELDS = {
+    **parts.SIZES,
+    **parts.GROUPED,
+    "vocab_size": Use("vocab", 151552),
+    "num_hidden_layers": Use("layers", 40),
+    "num_key_value_heads": Use("attention.kv_heads", 2),
+    "head_dim": Use("attention.head_dim", 128),
+    "intermediate_size": Use("mlp.dim", 13696),
+    "rms_norm_eps": Use("norm.eps", 1.5625e-07),
+    "max_position_embeddings": Read(131072),
+    "attention_bias": Use("attention.qkv_bias", True),
+}
+
+GLM4 = Family(
+    model_type="glm4",
+    architectures=("Glm4ForCausalLM", "Glm4Model"),
+    fields=FIELDS,
+    ropes=(RopeFields(partial=True, fraction=0.5, interleaved=True),),
+    parts={"mlp": MLP},
+    constants={"residual.norms": "both"},
+    rules=(
+        *parts.EMBED,
+        *parts.ATTENTION,
+        *parts.FUSED_GATE,
+        Rule(parts.LAYER + "input_layernorm.weight", NORM + "attn_norm/weight"),
+        Rule(
+            parts.LAYER + "post_self_attn_layernorm.weight",
+            NORM + "attn_post_norm/weight",
+        ),
+        Rule(parts.LAYER + "post_attention_layernorm.weight", NORM + "mlp_norm/weight"),
+        Rule(parts.LAYER + "post_mlp_layernorm.weight", NORM + "mlp_post_norm/weight"),
+    ),
+    copies=(TIED_HEAD,),
+    ignored=parts.IGNORED,
+)

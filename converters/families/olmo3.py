@@ -1,0 +1,47 @@
+"""OLMo 3: OLMo 2 with windows, whose layers turn by a rope of their own."""
+
+from dew.converters.families import parts
+from dew.converters.family import TIED_HEAD, Family
+from dew.converters.fields import Read, Use
+from dew.converters.layer_types import LayerTypes
+from dew.converters.readers import windows
+from dew.converters.ropes import RopeFields
+from dew.nn.config import MLP
+
+FIELDS = {
+    **parts.SIZES,
+    **parts.GROUPED,
+    **parts.ATTENTION_BIAS,
+    "vocab_size": Use("vocab", 50304),
+    "rms_norm_eps": Use(("norm.eps", "attention.qk_norm.norm.eps"), 1e-5),
+    "sliding_window": Read(4096, nullable=True),
+    "layer_types": Use(
+        "attention.windows", LayerTypes(4), read=windows, beside=("sliding_window",)
+    ),
+}
+
+OLMO3 = Family(
+    model_type="olmo3",
+    architectures=("Olmo3ForCausalLM", "Olmo3Model"),
+    fields=FIELDS,
+    ropes=(
+        RopeFields(layer_type="full_attention"),
+        RopeFields(to="attention.local_rope", layer_type="sliding_attention"),
+    ),
+    parts={"mlp": MLP},
+    constants={
+        "norm.wide": True,
+        "attention.qk_norm.norm.wide": True,
+        "attention.qk_norm.over": "flat",
+        "residual.norms": "after",
+    },
+    rules=(
+        *parts.EMBED,
+        *parts.ATTENTION,
+        *parts.GATED_MLP,
+        *parts.QK_NORM,
+        *parts.AFTER,
+    ),
+    copies=(TIED_HEAD,),
+    ignored=parts.IGNORED,
+)

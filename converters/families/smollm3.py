@@ -1,0 +1,46 @@
+"""SmolLM3: Llama whose every fourth layer does not turn."""
+
+from dew.converters.families import parts
+from dew.converters.family import TIED_HEAD, Family
+from dew.converters.fields import Read, Use
+from dew.converters.layer_types import StandingWindows, TurningLayers
+from dew.converters.readers import ropeless, windows
+from dew.converters.ropes import RopeFields
+from dew.nn.config import MLP
+
+FIELDS = {
+    **parts.SIZES,
+    **parts.RMS,
+    **parts.ATTENTION_BIAS,
+    **parts.MLP_BIAS,
+    "vocab_size": Use("vocab", 128256),
+    "hidden_size": Use("embed", 2048),
+    "num_hidden_layers": Use("layers", 36),
+    "num_attention_heads": Use("attention.heads", 16),
+    "num_key_value_heads": Use("attention.kv_heads", 4),
+    "max_position_embeddings": Read(32768),
+    "tie_word_embeddings": Use("head.tied", True),
+    "no_rope_layer_interval": Read(4),
+    "no_rope_layers": Use(
+        "attention.ropeless", TurningLayers("no_rope_layer_interval"), read=ropeless
+    ),
+    "use_sliding_window": Read(False),
+    "sliding_window": Read(None),
+    "layer_types": Use(
+        "attention.windows",
+        StandingWindows("no_rope_layers"),
+        read=windows,
+        beside=("sliding_window",),
+    ),
+}
+
+SMOLLM3 = Family(
+    model_type="smollm3",
+    architectures=("SmolLM3ForCausalLM", "SmolLM3Model"),
+    fields=FIELDS,
+    ropes=(RopeFields(theta=2_000_000.0),),
+    parts={"mlp": MLP},
+    rules=(*parts.EMBED, *parts.ATTENTION, *parts.GATED_MLP, *parts.BEFORE),
+    copies=(TIED_HEAD,),
+    ignored=parts.IGNORED,
+)

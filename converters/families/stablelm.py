@@ -1,0 +1,49 @@
+"""StableLM 2: layer norms, part of each head turns, maybe parallel."""
+
+from dew.converters.families import parts
+from dew.converters.family import TIED_HEAD, Family
+from dew.converters.fields import Inert, Read, Use
+from dew.converters.readers import layer_qk_norm_each
+from dew.converters.ropes import RopeFields
+from dew.converters.rules import Rule
+from dew.nn.config import MLP
+
+Q_NORM, K_NORM = "layers/{n}/attn/q_norm/weight", "layers/{n}/attn/k_norm/weight"
+FIELDS = {
+    **parts.SIZES,
+    **parts.LAYER_NORM,
+    "vocab_size": Use("vocab", 50304),
+    "hidden_size": Use("embed", 2560),
+    "intermediate_size": Use("mlp.dim", 6912),
+    "num_key_value_heads": Use("attention.kv_heads", 32),
+    "max_position_embeddings": Read(4096),
+    "use_qkv_bias": Use("attention.qkv_bias", False),
+    "qk_layernorm": Use(
+        "attention.qk_norm",
+        False,
+        read=layer_qk_norm_each,
+        beside=("layer_norm_eps",),
+    ),
+    "use_parallel_residual": Use(("residual.parallel", "residual.shared"), False),
+    # Of training: it changes no logit.
+    "hidden_dropout": Inert(0.0),
+}
+
+STABLELM = Family(
+    model_type="stablelm",
+    architectures=("StableLmForCausalLM", "StableLmModel"),
+    fields=FIELDS,
+    ropes=(RopeFields(partial=True, fraction=0.25),),
+    parts={"mlp": MLP},
+    constants={"norm.kind": "layer", "norm.bias": True},
+    rules=(
+        *parts.EMBED,
+        *parts.ATTENTION,
+        *parts.GATED_MLP,
+        *parts.BEFORE,
+        Rule(parts.ATTN + "q_layernorm.norms.{h}.weight", Q_NORM, "dim -> h dim"),
+        Rule(parts.ATTN + "k_layernorm.norms.{h}.weight", K_NORM, "dim -> h dim"),
+    ),
+    copies=(TIED_HEAD,),
+    ignored=parts.IGNORED,
+)

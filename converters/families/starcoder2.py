@@ -1,0 +1,53 @@
+"""StarCoder 2: layer norms, biases everywhere, no gate."""
+
+from dew.converters.families import parts
+from dew.converters.family import TIED_HEAD, Family
+from dew.converters.fields import Inert, Read, Use
+from dew.converters.readers import same_window
+from dew.converters.ropes import RopeFields
+from dew.converters.rules import Rule
+from dew.nn.config import MLP
+from dew.nn.layers import ACTIVATIONS
+
+FIELDS = {
+    **parts.SIZES,
+    "vocab_size": Use("vocab", 49152),
+    "hidden_size": Use("embed", 3072),
+    "num_hidden_layers": Use("layers", 30),
+    "num_attention_heads": Use("attention.heads", 24),
+    "num_key_value_heads": Use("attention.kv_heads", 2),
+    "intermediate_size": Use("mlp.dim", 12288),
+    "hidden_act": Use("mlp.activation", "gelu_pytorch_tanh", among=ACTIVATIONS),
+    "initializer_range": Use("init_std", 0.018042),
+    "tie_word_embeddings": Use("head.tied", True),
+    "max_position_embeddings": Read(4096),
+    "norm_epsilon": Use("norm.eps", 1e-5),
+    "use_bias": Use(("attention.qkv_bias", "attention.out_bias", "mlp.bias"), True),
+    # Dropouts of training that change no logit.
+    "residual_dropout": Inert(0.0),
+    "embedding_dropout": Inert(0.0),
+    "sliding_window": Use(
+        "attention.windows",
+        None,
+        read=same_window,
+        beside=("num_hidden_layers",),
+    ),
+}
+
+STARCODER2 = Family(
+    model_type="starcoder2",
+    architectures=("Starcoder2ForCausalLM", "Starcoder2Model"),
+    fields=FIELDS,
+    ropes=(RopeFields(),),
+    parts={"mlp": MLP},
+    constants={"norm.kind": "layer", "norm.bias": True, "mlp.gated": False},
+    rules=(
+        *parts.EMBED,
+        *parts.ATTENTION,
+        *parts.BEFORE,
+        Rule(parts.LAYER + "mlp.c_fc.{kind}", "layers/{n}/mlp/up/{kind}"),
+        Rule(parts.LAYER + "mlp.c_proj.{kind}", "layers/{n}/mlp/down/{kind}"),
+    ),
+    copies=(TIED_HEAD,),
+    ignored=parts.IGNORED,
+)

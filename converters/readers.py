@@ -1,0 +1,87 @@
+"""How a field's value becomes ours, where it is not the value itself."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from dew.nn.config import Norm, QKNorm
+
+WINDOWED, FULL = "sliding_attention", "full_attention"
+
+
+def windows(types: Sequence[str], window: int | None) -> tuple[int, ...]:
+    """The window of each layer, 0 where it attends to all; nothing where all do."""
+    odd = sorted({*types} - {WINDOWED, FULL})
+    if odd:
+        raise ValueError(f"must be {WINDOWED} or {FULL}, got {', '.join(odd)}")
+    if WINDOWED not in types:
+        return ()
+    if not window:
+        raise ValueError(f"{WINDOWED} needs a sliding_window, got {window!r}")
+    return tuple(window if kind == WINDOWED else 0 for kind in types)
+
+
+def same_window(window: int | None, layers: int) -> tuple[int, ...]:
+    """One window for all layers; nothing where there is none."""
+    return () if window is None else (positive(window),) * layers
+
+
+def positive(number: int) -> int:
+    """The number, which is not 0 or less."""
+    if number <= 0:
+        raise ValueError(f"must be > 0, got {number!r}")
+    return number
+
+
+def full_ropeless(types: Sequence[str]) -> tuple[bool, ...]:
+    """Layers that attend to all do not turn."""
+    return tuple(kind == FULL for kind in types)
+
+
+def hybrid_ropeless(types: Sequence[str], window: int | None) -> tuple[bool, ...]:
+    """The same, but all layers turn where no layer has a window."""
+    return () if window is None else full_ropeless(types)
+
+
+def ropeless(turning: Sequence[int]) -> tuple[bool, ...]:
+    """Layers whose entry is 0 do not turn."""
+    return tuple(not turns for turns in turning)
+
+
+def inverse(number: float | int) -> float:
+    """1 / x."""
+    return 1 / number
+
+
+def inverse_root(number: float | int) -> float:
+    """1 / √x."""
+    return number**-0.5
+
+
+def root(number: float | int) -> float:
+    """The square root."""
+    return math.sqrt(number)
+
+
+def layer_qk_norm(has: bool, eps: float) -> QKNorm | None:
+    """A LayerNorm of queries and keys with the same weights for all heads."""
+    norm = Norm(kind="layer", eps=eps, bias=True)
+    return QKNorm(norm=norm) if has else None
+
+
+def layer_qk_norm_each(has: bool, eps: float) -> QKNorm | None:
+    """A LayerNorm of queries and keys with weights for each head and no bias."""
+    norm = Norm(kind="layer", eps=eps)
+    return QKNorm(norm=norm, over="each") if has else None
+
+
+def must_equal(value: Any, other: Any) -> Any:
+    """The value, which is that of another field."""
+    if value != other:
+        raise ValueError(f"must be {other!r} on the native road, got {value!r}")
+    return value
+
+
+def or_four_times(width: int | None, embed: int) -> int:
+    """The width, or 4 times that of the embedding where there is none."""
+    return 4 * embed if width is None else width

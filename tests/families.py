@@ -1,0 +1,162 @@
+"""A tiny random config of every family of the native road, and what else it may say."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import transformers as hf
+
+VOCAB = 97
+WIDTH = 32
+
+SIZES: Mapping[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": WIDTH,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.25,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    # torch lets no gradient reach the row of padding; no test reads it.
+    "pad_token_id": VOCAB - 1,
+}
+GROUPED: Mapping[str, Any] = {**SIZES, "num_key_value_heads": 2}
+WINDOWS = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiny:
+    """One family: its config class, a tiny config, and changes worth a run each."""
+
+    config: Any
+    fields: Mapping[str, Any]
+    variants: tuple[Mapping[str, Any], ...] = ()
+
+
+TINY: Mapping[str, Tiny] = {
+    "llama": Tiny(
+        config=hf.LlamaConfig,
+        fields=GROUPED,
+        variants=(
+            {"head_dim": 16, "num_key_value_heads": 1},
+            {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+        ),
+    ),
+    "mistral": Tiny(
+        config=hf.MistralConfig,
+        fields={**GROUPED, "sliding_window": 8},
+        variants=({"sliding_window": None, "head_dim": 16},),
+    ),
+    "qwen2": Tiny(
+        config=hf.Qwen2Config,
+        fields={
+            **GROUPED,
+            "use_sliding_window": True,
+            "sliding_window": 8,
+            "max_window_layers": 1,
+        },
+        variants=({"use_sliding_window": False, "tie_word_embeddings": True},),
+    ),
+    "qwen3": Tiny(
+        config=hf.Qwen3Config,
+        fields={**GROUPED, "head_dim": 16},
+        variants=({"attention_bias": True}, WINDOWS | {"use_sliding_window": True}),
+    ),
+    "smollm3": Tiny(
+        config=hf.SmolLM3Config,
+        fields={**GROUPED, "no_rope_layer_interval": 2},
+        variants=(
+            {"use_sliding_window": True, "sliding_window": 8},
+            {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False},
+        ),
+    ),
+    "granite": Tiny(
+        config=hf.GraniteConfig,
+        fields={
+            **GROUPED,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 4.0,
+        },
+        variants=({"attention_bias": True, "mlp_bias": True},),
+    ),
+    "olmo": Tiny(
+        config=hf.OlmoConfig,
+        fields={**GROUPED, "clip_qkv": 0.5},
+        variants=({"clip_qkv": None, "attention_bias": True},),
+    ),
+    "olmo2": Tiny(
+        config=hf.Olmo2Config,
+        fields=GROUPED,
+        variants=({"attention_bias": True, "tie_word_embeddings": True},),
+    ),
+    "olmo3": Tiny(
+        config=hf.Olmo3Config,
+        fields={**GROUPED, **WINDOWS},
+        variants=({"attention_bias": True},),
+    ),
+    "exaone4": Tiny(
+        config=hf.Exaone4Config,
+        fields={**GROUPED, **WINDOWS, "sliding_window_pattern": 2},
+        variants=({"sliding_window": None, "layer_types": ["full_attention"] * 2},),
+    ),
+    "gemma": Tiny(
+        config=hf.GemmaConfig,
+        fields={**GROUPED, "head_dim": 8},
+        variants=({"attention_bias": True, "tie_word_embeddings": False},),
+    ),
+    "gemma2": Tiny(
+        config=hf.Gemma2Config,
+        fields={
+            **GROUPED,
+            **WINDOWS,
+            "head_dim": 8,
+            "query_pre_attn_scalar": 16,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 3.0,
+        },
+        variants=({"attn_logit_softcapping": None, "final_logit_softcapping": None},),
+    ),
+    "gemma3_text": Tiny(
+        config=hf.Gemma3TextConfig,
+        fields={**GROUPED, **WINDOWS, "head_dim": 8, "query_pre_attn_scalar": 16},
+        variants=({"final_logit_softcapping": 3.0},),
+    ),
+    "phi3": Tiny(
+        config=hf.Phi3Config,
+        fields=GROUPED,
+        variants=({"sliding_window": 8}, {"tie_word_embeddings": True}),
+    ),
+    "starcoder2": Tiny(
+        config=hf.Starcoder2Config,
+        fields=GROUPED,
+        variants=({"sliding_window": 8, "use_bias": False},),
+    ),
+    "stablelm": Tiny(
+        config=hf.StableLmConfig,
+        fields={**GROUPED, "qk_layernorm": True},
+        variants=(
+            {"use_parallel_residual": True, "use_qkv_bias": True},
+            {"qk_layernorm": False},
+        ),
+    ),
+    "cohere": Tiny(
+        config=hf.CohereConfig,
+        fields={**GROUPED, "use_qk_norm": True},
+        variants=({"use_qk_norm": False, "attention_bias": True},),
+    ),
+    "cohere2": Tiny(
+        config=hf.Cohere2Config,
+        fields={**GROUPED, **WINDOWS},
+        variants=({"attention_bias": True, "logit_scale": 1.5},),
+    ),
+    "glm4": Tiny(
+        config=hf.Glm4Config,
+        fields={**GROUPED, "head_dim": 16},
+        variants=({"attention_bias": False, "tie_word_embeddings": True},),
+    ),
+}
+"""By `model_type`."""
