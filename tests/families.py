@@ -28,11 +28,15 @@ WINDOWS = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_atten
 
 @dataclass(frozen=True, kw_only=True)
 class Tiny:
-    """One family: its config class, a tiny config, and changes worth a run each."""
+    """One family: its config class, a tiny config, and changes worth a run each.
+
+    `learned` positions end where the config says.
+    """
 
     config: Any
     fields: Mapping[str, Any]
     variants: tuple[Mapping[str, Any], ...] = ()
+    learned: bool = False
 
 
 TINY: Mapping[str, Tiny] = {

@@ -102,6 +102,20 @@ def torch_logits(
     return logits.float().numpy()
 
 
+def logits_op_by_op(
+    source: Any, ids: np.ndarray, mask: np.ndarray | None = None
+) -> np.ndarray:
+    """Our logits without a compiled forward: operations are those of other models.
+
+    Tiny models of one width share nearly all of them, and compiling one forward takes
+    longer than running them.
+    """
+    inputs = {"tokens": jnp.asarray(ids, jnp.int32)}
+    if mask is not None:
+        inputs["mask"] = jnp.asarray(mask, bool)
+    return np.asarray(source.model.apply(source.variables, inputs).logits)
+
+
 def shaken(variables: Any, seed: int = 0) -> Any:
     """The variables after some training: each a little other than it was."""
     rng = np.random.default_rng(seed)

@@ -1,5 +1,6 @@
 """Every field of a config is followed, known to change nothing, or refused."""
 
+import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ def other(name: str, value: Any) -> Any:
 
 
 REFUSALS = (
+    AssertionError,
     AttributeError,
     KeyError,
     RuntimeError,
@@ -70,7 +72,16 @@ def torch_says(
         return None
 
 
-@pytest.mark.parametrize("family", sorted(TINY))
+SAMPLE = {"llama", *random.Random(0).sample(sorted(TINY), 5)}
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(name, marks=() if name in SAMPLE else pytest.mark.full)
+        for name in sorted(TINY)
+    ],
+)
 def test_every_field_is_followed_or_refused(family: str, tmp_path: Path) -> None:
     tiny = TINY[family]
     kind, tiny = tiny.config, {**tiny.fields}
@@ -108,7 +119,7 @@ def ours(
         is_same = want.shape == unchanged.shape and np.array_equal(want, unchanged)
         return None if is_same else "counts as inert, and torch's logits moved"
     model.save_pretrained(folder)
-    got = dew.load(folder).logits(ids)
+    got = hf.logits_op_by_op(dew.load(folder), ids)
     difference = hf.largest_difference(got, want)
     return None if difference < LOGITS else f"differs by {difference}"
 

@@ -36,18 +36,14 @@ def padded(seq: int) -> tuple[np.ndarray, np.ndarray]:
     return ids, mask
 
 
-def ours(source: Any, variables: Any, ids: np.ndarray, mask: np.ndarray) -> jax.Array:
-    """Our logits, operation by operation: the shapes are those of other families."""
-    inputs = {"tokens": jnp.asarray(ids, jnp.int32), "mask": jnp.asarray(mask, bool)}
-    return source.model.apply(variables, inputs).logits
-
-
 def gradients(source: Any, ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
     """Gradients of a sum of the real rows' logits, as the stored tensors lie."""
     weigh = weights(ids, mask)
 
+    inputs = {"tokens": jnp.asarray(ids, jnp.int32), "mask": jnp.asarray(mask, bool)}
+
     def total(variables: Any) -> jax.Array:
-        return jnp.sum(ours(source, variables, ids, mask) * weigh)
+        return jnp.sum(source.model.apply(variables, inputs).logits * weigh)
 
     grads = jax.grad(total)(source.variables)
     table = source.table
@@ -68,24 +64,21 @@ def weights(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
     return rng.normal(size=(*ids.shape, hf.VOCAB)).astype(np.float32) * mask[..., None]
 
 
-def torch_gradients(
-    model: Any, ids: np.ndarray, mask: np.ndarray
-) -> dict[str, np.ndarray]:
-    """The same from torch, by the names that its folder stores."""
+def become_gradients(model: Any, ids: np.ndarray, mask: np.ndarray) -> None:
+    """Sets torch's weights to their gradients of the same sum."""
     out = model(input_ids=torch.tensor(ids), attention_mask=torch.tensor(mask)).logits
     (out * torch.tensor(weights(ids, mask))).sum().backward()
     with torch.no_grad():
         for parameter in model.parameters():
             grad = parameter.grad
             parameter.copy_(torch.zeros_like(parameter) if grad is None else grad)
-    return {}
 
 
 def check_logits(model: Any, source: Any, seq: int) -> float:
     """The largest difference of the logits where there is no padding."""
     ids, mask = padded(seq)
     real = mask.astype(bool)
-    got = np.asarray(ours(source, source.variables, ids, mask))[real]
+    got = hf.logits_op_by_op(source, ids, mask)[real]
     return hf.largest_difference(got, hf.torch_logits(model, ids, mask)[real])
 
 
@@ -100,10 +93,10 @@ def check_round_trip(folder: Path, source: Any, out: Path) -> None:
 
 
 def check_gradients(model: Any, source: Any, folder: Path) -> float:
-    """The largest difference of a gradient, as a part of that tensor's largest."""
+    """The largest difference of a gradient, as a part of the largest gradient."""
     ids, mask = padded(SEQ)
     got = gradients(source, ids, mask)
-    torch_gradients(model, ids, mask)
+    become_gradients(model, ids, mask)
     # Saved as weights are, the gradients get the names and shapes of the file.
     model.save_pretrained(folder)
     want = load_file(folder / "model.safetensors")
@@ -151,3 +144,22 @@ def test_a_sample_of_variants_has_the_logits_of_transformers(
     family: str, i: int, tmp_path: Path
 ) -> None:
     check_variant(family, i, tmp_path, SEQ)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("family", "i"), VARIANTS)
+def test_every_variant_has_the_logits_of_transformers(
+    family: str, i: int, tmp_path: Path
+) -> None:
+    check_variant(family, i, tmp_path, LONG)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("family", sorted(TINY))
+def test_long_texts_have_the_logits_of_transformers(
+    family: str, tmp_path: Path
+) -> None:
+    changes = {"max_position_embeddings": LONG} if TINY[family].learned else {}
+    model = model_of(TINY[family], changes)
+    model.save_pretrained(tmp_path)
+    assert check_logits(model, dew.load(tmp_path), LONG) < LOGITS
