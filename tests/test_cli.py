@@ -170,7 +170,8 @@ def test_generate_continues_as_torch_does(
     arguments = f"generate --model {model} --max-new-tokens 8 --json --prompt".split()
     assert main([*arguments, "w1 w2 w3"]) == 0
     ids = torch.tensor([[1, 2, 3]])
-    new = hf.reloaded(model).generate(ids, max_new_tokens=8, do_sample=False)[0, 3:]
+    theirs: Any = hf.reloaded(model)
+    new = theirs.generate(ids, max_new_tokens=8, do_sample=False)[0, 3:]
     assert printed(capsys)["text"] == _tokenizer(model).decode(new.tolist())
 
 

@@ -91,7 +91,7 @@ def test_evaluation_is_token_weighted_over_the_whole_set() -> None:
 def test_the_step_is_compiled_once() -> None:
     compiled = []
 
-    def count(event: str, seconds: float, **tags: Any) -> None:
+    def count(event: str, duration_secs: float, **tags: Any) -> None:
         if event.endswith("backend_compile_duration"):
             compiled.append(tags.get("fun_name"))
 

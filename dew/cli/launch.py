@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 
@@ -47,12 +48,16 @@ class Launch:
                 },
                 # One process speaks for all; what the others have to complain of is
                 # still heard.
-                stdout=None if index == 0 else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if index == 0 else subprocess.DEVNULL,
             )
             for index in range(self.processes)
         ]
+        speaker = threading.Thread(target=_forward, args=(started[0],))
+        speaker.start()
         try:
-            return _wait(started)
+            code = _wait(started)
+            speaker.join()
+            return code
         finally:
             for process in started:
                 process.kill()
@@ -80,6 +85,14 @@ def _wait(processes: list["subprocess.Popen[bytes]"]) -> int:
         if None not in codes:
             return 0
         time.sleep(0.1)
+
+
+def _forward(process: "subprocess.Popen[bytes]") -> None:
+    """Passes on what a process prints, but for gloo's greetings among the JSON."""
+    for line in process.stdout or ():
+        if not line.startswith(b"[Gloo]"):
+            sys.stdout.buffer.write(line)
+            sys.stdout.buffer.flush()
 
 
 def _free_port() -> int:
