@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import jax
 import numpy as np
 import torch
 import transformers
@@ -64,7 +65,7 @@ def load_lowered(
     lowered = lowered_module(
         module,
         variables,
-        torch_inputs(module, {k: np.asarray(v) for k, v in example.items()}),
+        torch_inputs(module, jax.tree.map(np.asarray, dict(example))),
         dynamic=dynamic,
     )
     if check:

@@ -38,7 +38,7 @@ _LAST_AXIS = frozenset(
 """What an output embedding may do: these act on each position alone, at any length."""
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Lowered:
     """A torch module as a model of ours: pure `apply`, variables under torch's names.
 
@@ -108,6 +108,10 @@ class Lowered:
         }
         found = self._run(lowering.program, leaves, list(named.values()), rngs)
         return dict(zip(named, found, strict=True))
+
+    def __repr__(self) -> str:
+        made = len(self.programs.made)
+        return f"Lowered({type(self.programs.hollow).__name__}, {made} lowerings)"
 
     @property
     def num_blocks(self) -> int:

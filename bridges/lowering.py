@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 import torch
 
@@ -45,7 +46,7 @@ def lower(
     lowered = lowered_module(
         module,
         variables_of(module, copy=not share),
-        torch_inputs(module, {k: np.asarray(v) for k, v in example_inputs.items()}),
+        torch_inputs(module, jax.tree.map(np.asarray, dict(example_inputs))),
         dynamic=dynamic,
         blocks=blocks,
     )

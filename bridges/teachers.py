@@ -14,7 +14,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from types import TracebackType
-from typing import Any
 
 import jax
 import numpy as np
@@ -25,21 +24,11 @@ from dew.bridges.export import BLOCK, Marked, marks
 from dew.bridges.naming import torch_inputs
 from dew.bridges.programs import example_tensors
 from dew.bridges.tracing import TRACING
-from dew.objectives.sparse import TopK
+from dew.objectives.teachers import IDS, LOG_PROBS, LOGITS, TAIL, FromBatch
 from dew.typing import Batch
 
-
-@dataclass(frozen=True, kw_only=True)
-class Scored:
-    """A batch with what the teacher says of it.
-
-    `scores` are logits [batch, seq, vocab] or their `TopK`; `hidden` the outputs of the
-    blocks asked for, before any final norm.
-    """
-
-    batch: Batch
-    scores: Any
-    hidden: tuple[jax.Array, ...] = ()
+HIDDEN = "teacher_hidden"
+"""Where a batch has the outputs of the teacher's blocks, before any final norm."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +37,14 @@ class LiveTeacher:
 
     `inputs` are the names of the batch's arrays that the module gets. With `top_k` only
     the likeliest classes are handed over, at `temperature`, with the log of the mass of
-    the others. `layers` count the module's blocks, negative ones from the last.
+    the others. `layers` count the module's blocks, negative ones from the last; their
+    outputs, before any final norm, come as `teacher_hidden`. In a distillation,
+    `teacher` reads what this one wrote::
+
+        live = LiveTeacher(module=model, top_k=64)
+        objective = Distillation(student=…, teacher=live.teacher, …)
+        with live.scored(batches) as stream:
+            trainer.fit(stream)
     """
 
     module: torch.nn.Module
@@ -69,8 +65,15 @@ class LiveTeacher:
         if faults:
             raise ValueError("LiveTeacher: " + "; ".join(faults))
 
-    def score(self, batch: Batch) -> Scored:
-        """Scores one batch here and now."""
+    @property
+    def teacher(self) -> FromBatch:
+        """What an objective takes as its teacher, to read these scores."""
+        if self.top_k is None:
+            return FromBatch(policy="logits")
+        return FromBatch(policy="top_k", temperature=self.temperature, top=self.top_k)
+
+    def score(self, batch: Batch) -> Batch:
+        """Returns the batch with what the teacher says of it, here and now."""
         given = {n: batch[n] for n in self.inputs if batch.get(n) is not None}
         named = torch_inputs(self.module, given)
         empty = example_tensors(self.module, named)
@@ -82,26 +85,27 @@ class LiveTeacher:
         wrapper = Marked(self.module, marks(self.module))
         with torch.inference_mode():
             found = wrapper(tensors)
-            logits = found["logits"] if "logits" in found else found["output"]
+            scores = self._handed(found.get("logits", found.get("output")))
             blocks = [v for n, v in found.items() if n.startswith(BLOCK)]
-            return Scored(
-                batch=batch,
-                scores=self._handed(logits),
-                hidden=tuple(_shared(blocks[layer]) for layer in self.layers),
-            )
+            hidden = tuple(_shared(blocks[layer]) for layer in self.layers)
+        return {**batch, **scores, **({HIDDEN: hidden} if hidden else {})}
 
-    def _handed(self, logits: torch.Tensor) -> Any:
+    def _handed(self, logits: torch.Tensor | None) -> dict[str, jax.Array]:
+        if logits is None:
+            raise ValueError(
+                f"{type(self.module).__name__} gives no logits for a student to learn; "
+                "a live teacher is a model with a head"
+            )
         if self.top_k is None:
-            return _shared(logits)
+            return {LOGITS: _shared(logits)}
         scaled = torch.log_softmax(logits.float() / self.temperature, dim=-1)
         kept, ids = scaled.topk(self.top_k, dim=-1)
         rest = scaled.scatter(-1, ids, float("-inf"))
-        return TopK(
-            ids=_shared(ids.to(torch.int32)),
-            log_probs=_shared(kept),
-            tail=_shared(torch.logsumexp(rest, dim=-1)),
-            temperature=self.temperature,
-        )
+        return {
+            IDS: _shared(ids.to(torch.int32)),
+            LOG_PROBS: _shared(kept),
+            TAIL: _shared(torch.logsumexp(rest, dim=-1)),
+        }
 
     def scored(self, batches: Iterable[Batch]) -> "Scoring":
         """Starts scoring a stream of batches, in order, `prefetch` ahead.
@@ -118,7 +122,7 @@ def _shared(tensor: torch.Tensor) -> jax.Array:
     return to_jax(dense, copy=dense.data_ptr() % ALIGNMENT != 0)
 
 
-class Scoring(Iterator[Scored]):
+class Scoring(Iterator[Batch]):
     """The stream of scored batches; a context manager that ends its thread.
 
     `waited_s` sums the seconds that the consumer waited for the teacher.
@@ -128,7 +132,7 @@ class Scoring(Iterator[Scored]):
         self.waited_s = 0.0
         self._teacher, self._batches, self._taken = teacher, iter(batches), 0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="teacher")
-        self._ahead: deque[Future[Scored]] = deque()
+        self._ahead: deque[Future[Batch]] = deque()
         self._fill()
 
     def _fill(self) -> None:
@@ -137,12 +141,12 @@ class Scoring(Iterator[Scored]):
         for batch in islice(self._batches, room):
             self._ahead.append(self._pool.submit(self._score, batch))
 
-    def _score(self, batch: Batch) -> Scored:
+    def _score(self, batch: Batch) -> Batch:
         # Not while another thread traces; see `dew.bridges.tracing`.
         with TRACING:
             return self._teacher.score(batch)
 
-    def __next__(self) -> Scored:
+    def __next__(self) -> Batch:
         if not self._ahead:
             self.close()
             raise StopIteration

@@ -25,6 +25,7 @@ from dew.bridges.register import implements
 from dew.tree import cast, flatten, unflatten
 from tests import hf
 from tests.helpers import LOGITS, RTOL
+from tests.zoo import ZOO
 
 MASK = np.ones((2, 16), bool)
 MASK[1, :5] = False
@@ -353,3 +354,25 @@ def test_threads_may_lower_at_once_and_leave_torch_whole() -> None:
         thread.join()
     assert failures == []
     assert torch.Tensor([1.0]).tolist() == [1.0]
+
+
+@pytest.mark.full
+def test_a_decoder_takes_the_outputs_of_an_encoder() -> None:
+    model: Any = ZOO["t5"].build()
+    batch = ZOO["t5"].inputs()
+    with torch.no_grad():
+        encoder = model.encoder(
+            torch.tensor(batch["tokens"]), torch.tensor(batch["mask"])
+        )
+    inputs = {
+        "encoder_outputs": (encoder.last_hidden_state.numpy(),),
+        "mask": batch["mask"],
+        "decoder_input_ids": batch["decoder_input_ids"],
+    }
+    apart = lower(model, inputs, dynamic=False)
+    whole = lower(model, batch, dynamic=False)
+    np.testing.assert_allclose(
+        apart.apply(apart.variables, inputs).logits,
+        whole.apply(whole.variables, batch).logits,
+        atol=LOGITS,
+    )

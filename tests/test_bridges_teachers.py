@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from dew.bridges import LiveTeacher
-from dew.objectives.sparse import TopK
+from dew.objectives.base import Step
+from dew.objectives.scores import Dense
+from dew.objectives.sparse import top_k
 from tests import hf
 from tests.helpers import RTOL
 
@@ -36,27 +38,44 @@ def test_scores_are_torchs_own_logits_batch_by_batch(llama: Any) -> None:
         found = list(stream)
     assert len(found) == 4
     for scored in found:
-        want = hf.torch_logits(llama, scored.batch["tokens"])
-        np.testing.assert_array_equal(scored.scores, want)
+        want = hf.torch_logits(llama, scored["tokens"])
+        np.testing.assert_array_equal(scored["teacher_logits"], want)
     assert alive() == []
 
 
 def test_the_top_k_and_the_mass_of_the_rest_make_one(llama: Any) -> None:
     teacher = LiveTeacher(module=llama, top_k=5, temperature=2.0)
     batch = next(batches(1))
-    top = teacher.score(batch).scores
+    top = teacher.score(batch)
     logits = hf.torch_logits(llama, batch["tokens"]).astype(np.float64) / 2
     want = np.exp(logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True))
-    assert isinstance(top, TopK)
-    kept = np.take_along_axis(want, np.asarray(top.ids), axis=-1)
-    np.testing.assert_allclose(np.exp(top.log_probs), kept, rtol=RTOL["float32"])
-    mass = np.exp(top.log_probs).sum(-1) + np.exp(top.tail)
+    kept = np.take_along_axis(want, np.asarray(top["teacher_ids"]), axis=-1)
+    found = np.exp(top["teacher_log_probs"])
+    np.testing.assert_allclose(found, kept, rtol=RTOL["float32"])
+    mass = found.sum(-1) + np.exp(top["teacher_tail"])
     np.testing.assert_allclose(mass, 1, rtol=RTOL["float32"])
+
+
+@pytest.mark.parametrize("k", [None, 5])
+def test_an_objectives_teacher_reads_what_it_wrote(llama: Any, k: int | None) -> None:
+    live = LiveTeacher(module=llama, top_k=k)
+    batch = live.score(next(batches(1)))
+    step = Step(step=jnp.zeros((), jnp.int32), key=jax.random.key(0), ema=None)
+    scored = live.teacher.score({}, batch, step, layers=(), split=False)
+    student = jnp.zeros((2, 8, hf.VOCAB))
+    logits = jnp.asarray(hf.torch_logits(llama, batch["tokens"]))
+    want: Any = Dense(logits) if k is None else top_k(logits, k, temperature=1.0)
+    whole: Any = scored.scores
+    np.testing.assert_allclose(
+        whole.tokens.cross_entropy(student, 1.0),
+        want.cross_entropy(student, 1.0),
+        rtol=RTOL["float32"],
+    )
 
 
 def test_hidden_states_of_blocks_come_before_the_final_norm(llama: Any) -> None:
     batch = next(batches(1))
-    hidden = LiveTeacher(module=llama, layers=(0, -1)).score(batch).hidden
+    hidden = LiveTeacher(module=llama, layers=(0, -1)).score(batch)["teacher_hidden"]
     with torch.no_grad():
         out = llama(torch.tensor(batch["tokens"]), output_hidden_states=True)
         normed = llama.model.norm(torch.tensor(np.array(hidden[1])))
@@ -105,7 +124,7 @@ def test_it_runs_beside_a_compiled_step_without_a_deadlock(llama: Any) -> None:
     weight = jnp.eye(hf.VOCAB)
     with LiveTeacher(module=llama).scored(batches(20)) as stream:
         for scored in stream:
-            weight = step(weight, scored.scores)
+            weight = step(weight, scored["teacher_logits"])
     assert np.isfinite(np.asarray(weight)).all()
 
 
@@ -122,7 +141,7 @@ def test_teachers_in_other_precisions_work(precision: str) -> None:
         quantise = torch.ao.quantization.quantize_dynamic
         teacher = LiveTeacher(module=quantise(hf.llama(), {torch.nn.Linear}))
     batch = next(batches(1))
-    scores = np.asarray(teacher.score(batch).scores, np.float32)
+    scores = np.asarray(teacher.score(batch)["teacher_logits"], np.float32)
     want = hf.torch_logits(full, batch["tokens"])
     # Rounding to 8 bits and no more: another model differs by about 1.4.
     assert np.sqrt(((scores - want) ** 2).mean()) < 0.1 * want.std()
