@@ -16,7 +16,14 @@ from dew.converters.family import Family
 from dew.converters.folder import Folder, read_folder
 from dew.converters.naming import nearest
 from dew.converters.pretrained import Pretrained
-from dew.converters.rules import Index, Prefix, Table, build_table, name_faults
+from dew.converters.rules import (
+    Index,
+    Prefix,
+    Table,
+    build_table,
+    name_faults,
+    template_pattern,
+)
 from dew.converters.ties import Tied, Ties, settle
 from dew.converters.weights import Weights, unreadable
 from dew.tree import flatten, unflatten
@@ -114,8 +121,8 @@ def _spelling(family: Family, weights: Weights) -> Prefix:
     }
 
     def known(spelling: Prefix) -> int:
-        rules, _, _ = family.spelled(spelling)
-        return len({re.sub(r"\{\w+\}", "#", rule.source) for rule in rules} & held)
+        patterns = [template_pattern(r.source) for r in family.spelled(spelling)[0]]
+        return sum(any(p.fullmatch(name) for name in held) for p in patterns)
 
     return max(family.spellings, key=known)
 

@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from dew.nn.config import Norm, QKNorm
+from dew.nn.config import Norm, QKNorm, Residual
+from dew.nn.rope import Rope
 
 WINDOWED, FULL = "sliding_attention", "full_attention"
 
@@ -85,3 +86,30 @@ def must_equal(value: Any, other: Any) -> Any:
 def or_four_times(width: int | None, embed: int) -> int:
     """The width, or 4 times that of the embedding where there is none."""
     return 4 * embed if width is None else width
+
+
+def four_times(width: int) -> int:
+    """4 times the width."""
+    return 4 * width
+
+
+def interleaved_rope(dim: int) -> Rope:
+    """A rope that turns `dim` dimensions in neighbouring pairs."""
+    return Rope(dim=dim, interleaved=True)
+
+
+def falcon_kv_heads(kv: int | None, heads: int, grouped: bool, single: bool) -> int:
+    """Key heads of Falcon: as told where `grouped`, else one or as many as heads."""
+    if grouped:
+        return heads if kv is None else kv
+    return 1 if single else heads
+
+
+def falcon_residual(parallel: bool, grouped: bool, norms: int | None) -> Residual:
+    """Falcon's block: one after the other, or side by side behind one norm or two."""
+    if grouped and not parallel:
+        raise ValueError("must be true where new_decoder_architecture is")
+    if not grouped and norms not in (None, 1):
+        raise ValueError(f"num_ln_in_parallel_attn must be null here, got {norms!r}")
+    has_two = grouped and norms in (None, 2)
+    return Residual(parallel=parallel, shared=parallel and not has_two)

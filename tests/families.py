@@ -23,20 +23,44 @@ SIZES: Mapping[str, Any] = {
     "pad_token_id": VOCAB - 1,
 }
 GROUPED: Mapping[str, Any] = {**SIZES, "num_key_value_heads": 2}
+GPT_SIZES: Mapping[str, Any] = {
+    "vocab_size": VOCAB,
+    "n_layer": 2,
+    "n_head": 4,
+    "initializer_range": 0.25,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": VOCAB - 1,
+}
+GPT: Mapping[str, Any] = {**GPT_SIZES, "n_embd": WIDTH, "n_positions": 64}
+MIXED: Mapping[str, Any] = {
+    **GROUPED,
+    "moe_intermediate_size": 24,
+    "num_experts_per_tok": 2,
+}
 WINDOWS = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+
+
+def without(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """The fields but those that a config class does not have."""
+    return {name: value for name, value in fields.items() if name not in names}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tiny:
     """One family: its config class, a tiny config, and changes worth a run each.
 
-    `learned` positions end where the config says.
+    `learned` names the field that says where learned positions end.
     """
 
     config: Any
     fields: Mapping[str, Any]
     variants: tuple[Mapping[str, Any], ...] = ()
-    learned: bool = False
+    learned: str | None = None
+
+    def room(self, seq: int) -> Mapping[str, Any]:
+        """What makes learned positions long enough."""
+        return {} if self.learned is None else {self.learned: seq}
 
 
 TINY: Mapping[str, Tiny] = {
@@ -161,6 +185,105 @@ TINY: Mapping[str, Tiny] = {
         config=hf.Glm4Config,
         fields={**GROUPED, "head_dim": 16},
         variants=({"attention_bias": False, "tie_word_embeddings": True},),
+    ),
+    "gpt2": Tiny(
+        config=hf.GPT2Config,
+        fields=GPT,
+        variants=({"n_inner": 40, "tie_word_embeddings": False},),
+        learned="n_positions",
+    ),
+    "gptj": Tiny(
+        config=hf.GPTJConfig,
+        fields={**GPT, "rotary_dim": 4},
+        variants=({"n_inner": 40, "tie_word_embeddings": True},),
+        learned="n_positions",
+    ),
+    "gpt_neox": Tiny(
+        config=hf.GPTNeoXConfig,
+        fields=SIZES,
+        variants=({"use_parallel_residual": False, "attention_bias": False},),
+    ),
+    "phi": Tiny(
+        config=hf.PhiConfig,
+        fields=GROUPED,
+        variants=({"qk_layernorm": True},),
+    ),
+    "opt": Tiny(
+        config=hf.OPTConfig,
+        fields={
+            **without(SIZES, "intermediate_size", "initializer_range"),
+            "ffn_dim": 48,
+            "word_embed_proj_dim": WIDTH,
+            "init_std": 0.25,
+        },
+        variants=({"enable_bias": False, "layer_norm_elementwise_affine": False},),
+        learned="max_position_embeddings",
+    ),
+    "bloom": Tiny(
+        config=hf.BloomConfig,
+        fields={**GPT_SIZES, "hidden_size": WIDTH},
+        variants=({"n_head": 2, "tie_word_embeddings": False},),
+    ),
+    "falcon": Tiny(
+        config=hf.FalconConfig,
+        fields={
+            **without(SIZES, "intermediate_size"),
+            "new_decoder_architecture": True,
+            "num_kv_heads": 2,
+        },
+        variants=(
+            {"new_decoder_architecture": False, "bias": True},
+            {"new_decoder_architecture": False, "parallel_attn": False},
+            {
+                "new_decoder_architecture": False,
+                "multi_query": False,
+                "num_kv_heads": None,
+            },
+            {"num_ln_in_parallel_attn": 1, "tie_word_embeddings": False},
+        ),
+    ),
+    "mixtral": Tiny(
+        config=hf.MixtralConfig,
+        fields={**GROUPED, "num_local_experts": 4},
+        variants=({"sliding_window": 8, "head_dim": 16},),
+    ),
+    "qwen2_moe": Tiny(
+        config=hf.Qwen2MoeConfig,
+        fields={**MIXED, "num_experts": 4, "shared_expert_intermediate_size": 40},
+        variants=({"norm_topk_prob": True, "qkv_bias": False},),
+    ),
+    "qwen3_moe": Tiny(
+        config=hf.Qwen3MoeConfig,
+        fields={**MIXED, "num_experts": 4},
+        variants=({"norm_topk_prob": True, "attention_bias": True},),
+    ),
+    "olmoe": Tiny(
+        config=hf.OlmoeConfig,
+        fields={**GROUPED, "num_experts": 4, "num_experts_per_tok": 2},
+        variants=({"norm_topk_prob": True, "clip_qkv": 0.5},),
+    ),
+    "granitemoe": Tiny(
+        config=hf.GraniteMoeConfig,
+        fields={
+            **GROUPED,
+            "num_local_experts": 4,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 4.0,
+        },
+        variants=({"attention_bias": True},),
+    ),
+    "gpt_oss": Tiny(
+        config=hf.GptOssConfig,
+        fields={
+            **GROUPED,
+            **WINDOWS,
+            "head_dim": 8,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+        variants=({"swiglu_limit": 1.0, "head_dim": 16},),
     ),
 }
 """By `model_type`."""

@@ -49,6 +49,7 @@ REFUSALS = (
     RuntimeError,
     StrictDataclassError,
     TypeError,
+    UnboundLocalError,
     ValueError,
 )
 

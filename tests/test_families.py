@@ -132,7 +132,7 @@ SAMPLE = random.Random(0).sample(VARIANTS, min(8, len(VARIANTS)))
 
 def check_variant(family: str, i: int, folder: Path, seq: int) -> None:
     tiny = TINY[family]
-    model = model_of(tiny, tiny.variants[i])
+    model = model_of(tiny, {**tiny.variants[i], **tiny.room(seq)})
     model.save_pretrained(folder / "in")
     source = dew.load(folder / "in")
     assert check_logits(model, source, seq) < LOGITS
@@ -159,7 +159,7 @@ def test_every_variant_has_the_logits_of_transformers(
 def test_long_texts_have_the_logits_of_transformers(
     family: str, tmp_path: Path
 ) -> None:
-    changes = {"max_position_embeddings": LONG} if TINY[family].learned else {}
+    changes = TINY[family].room(LONG)
     model = model_of(TINY[family], changes)
     model.save_pretrained(tmp_path)
     assert check_logits(model, dew.load(tmp_path), LONG) < LOGITS

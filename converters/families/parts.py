@@ -1,6 +1,6 @@
 """Fields and rules that many families share, under the names most of them use."""
 
-from dew.converters.fields import Field, Inert, Quotient, Read, Same, Use
+from dew.converters.fields import Field, Inert, Only, Quotient, Read, Same, Use
 from dew.converters.layer_types import LateWindows
 from dew.converters.readers import windows
 from dew.converters.rules import FROM_HEADS, HEADS, HEADS_BIAS, Rule
@@ -57,11 +57,36 @@ ROUTER_LOSS: dict[str, Field] = {
 }
 """Of a training loss that objectives state for themselves."""
 
+NO_DENSE_LAYERS: dict[str, Field] = {
+    "decoder_sparse_step": Only(1),
+    "mlp_only_layers": Only([], None),
+}
+
+SUMMARY: dict[str, Field] = {
+    name: Inert()
+    for name in (
+        "summary_activation",
+        "summary_first_dropout",
+        "summary_proj_to_labels",
+        "summary_type",
+        "summary_use_proj",
+    )
+}
+"""Of a head for classification that GPT configs carry along."""
+
+GPT_NAMES = {
+    "hidden_size": "n_embd",
+    "max_position_embeddings": "n_positions",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+}
+"""New names of GPT's fields, and those that the files have."""
+
 LAYER = "model.layers.{n}."
 ATTN = LAYER + "self_attn."
 
 
-ATTENTION = (
+QKV = (
     *(
         Rule(ATTN + f"{x}_proj.weight", f"layers/{{n}}/attn/{x}/weight", HEADS)
         for x in "qkv"
@@ -70,6 +95,9 @@ ATTENTION = (
         Rule(ATTN + f"{x}_proj.bias", f"layers/{{n}}/attn/{x}/bias", HEADS_BIAS)
         for x in "qkv"
     ),
+)
+ATTENTION = (
+    *QKV,
     Rule(ATTN + "o_proj.weight", "layers/{n}/attn/o/weight", FROM_HEADS),
     Rule(ATTN + "o_proj.bias", "layers/{n}/attn/o/bias"),
 )
@@ -125,3 +153,16 @@ AROUND = (
 )
 IGNORED = (ATTN + "rotary_emb.inv_freq",)
 """Buffers that old versions of transformers stored."""
+
+EXPERTS = (
+    Rule(LAYER + "mlp.gate.weight", "layers/{n}/mlp/router/weight"),
+    *(
+        Rule(
+            LAYER + f"mlp.experts.{{e}}.{x}_proj.weight",
+            f"layers/{{n}}/mlp/experts/{x}/weight",
+            "a b -> e a b",
+        )
+        for x in ("gate", "up", "down")
+    ),
+)
+"""Experts stored one by one."""

@@ -77,7 +77,8 @@ def attention_scores(
     if config.alibi:
         slopes = jnp.asarray(alibi_slopes(config.heads), jnp.float32)
         slopes = slopes.reshape(1, k.shape[2], -1, 1, 1)
-        scores = scores - slopes * context.distance[None, None, None]
+        back = context.distance[None, None, None].astype(jnp.float32)
+        scores = scores - slopes * back
     visible = context.visible
     if window:
         visible = visible & (context.distance < window)[None]

@@ -236,7 +236,8 @@ class Decoder(nn.Module):
             positions = jnp.broadcast_to(slots, tokens.shape)
             if self.config.embedding.counted and mask is not None:
                 # Padding itself counts as -1, as in transformers.
-                counts = jnp.cumsum(mask, axis=1) * mask - 1
+                real = mask.astype(jnp.int32)
+                counts = jnp.cumsum(real, axis=1) * real - 1
                 positions = jnp.take(counts, slots, axis=1)
         c = self.config.attention
         rotations = (

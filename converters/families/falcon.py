@@ -1,0 +1,90 @@
+"""Falcon 7B, 40B and 180B; not those with ALiBi, which torch rounds to bfloat16."""
+
+from dew.converters import readers
+from dew.converters.family import TIED_HEAD, Family
+from dew.converters.fields import Inert, Only, Quotient, Read, Use
+from dew.converters.ropes import RopeFields
+from dew.converters.rules import FROM_HEADS, Prefix, Rule
+from dew.nn.config import MLP
+from dew.nn.layers import ACTIVATIONS
+
+FIELDS = {
+    "vocab_size": Use("vocab", 65024),
+    "hidden_size": Use("embed", 4544),
+    "num_hidden_layers": Use("layers", 32),
+    "num_attention_heads": Use("attention.heads", 71),
+    "head_dim": Use(
+        "attention.head_dim", Quotient("hidden_size", "num_attention_heads")
+    ),
+    "num_kv_heads": Use(
+        "attention.kv_heads",
+        None,
+        read=readers.falcon_kv_heads,
+        beside=("num_attention_heads", "new_decoder_architecture", "multi_query"),
+    ),
+    "multi_query": Read(True),
+    "new_decoder_architecture": Read(False),
+    "num_ln_in_parallel_attn": Read(None),
+    "parallel_attn": Use(
+        "residual",
+        True,
+        read=readers.falcon_residual,
+        beside=("new_decoder_architecture", "num_ln_in_parallel_attn"),
+    ),
+    "ffn_hidden_size": Use(
+        "mlp.dim", None, read=readers.or_four_times, beside=("hidden_size",)
+    ),
+    "activation": Use("mlp.activation", "gelu", among=ACTIVATIONS),
+    "bias": Use(("attention.qkv_bias", "attention.out_bias", "mlp.bias"), False),
+    "alibi": Only(False),
+    "layer_norm_epsilon": Use("norm.eps", 1e-5),
+    "initializer_range": Use("init_std", 0.02),
+    "max_position_embeddings": Read(2048),
+    "attention_dropout": Use("attention.dropout", 0.0),
+    # Of training: it changes no logit.
+    "hidden_dropout": Inert(0.0),
+    "tie_word_embeddings": Use("head.tied", True),
+}
+
+LAYER = "transformer.h.{n}."
+QKV = LAYER + "self_attention.query_key_value."
+Q, Q_BIAS = "(kv | g dim) embed -> (kv g) dim embed", "(kv | g dim) -> (kv g) dim"
+KV, KV_BIAS = "(kv | dim) embed -> kv dim embed", "(kv | dim) -> kv dim"
+RULES = (
+    Rule("transformer.word_embeddings.weight", "embed/weight"),
+    Rule(QKV + "weight", "layers/{n}/attn/q/weight", Q),
+    Rule(QKV + "weight", "layers/{n}/attn/k/weight", KV),
+    Rule(QKV + "weight", "layers/{n}/attn/v/weight", KV),
+    Rule(QKV + "bias", "layers/{n}/attn/q/bias", Q_BIAS),
+    Rule(QKV + "bias", "layers/{n}/attn/k/bias", KV_BIAS),
+    Rule(QKV + "bias", "layers/{n}/attn/v/bias", KV_BIAS),
+    Rule(LAYER + "self_attention.dense.weight", "layers/{n}/attn/o/weight", FROM_HEADS),
+    Rule(LAYER + "self_attention.dense.bias", "layers/{n}/attn/o/bias"),
+    Rule(LAYER + "mlp.dense_h_to_4h.{kind}", "layers/{n}/mlp/up/{kind}"),
+    Rule(LAYER + "mlp.dense_4h_to_h.{kind}", "layers/{n}/mlp/down/{kind}"),
+    Rule(LAYER + "input_layernorm.{kind}", "layers/{n}/attn_norm/{kind}"),
+    Rule(LAYER + "post_attention_layernorm.{kind}", "layers/{n}/mlp_norm/{kind}"),
+    Rule("transformer.ln_f.{kind}", "norm/{kind}"),
+    Rule("lm_head.weight", "head/weight"),
+)
+TWO_NORMS = (("input_layernorm", "ln_attn"), ("post_attention_layernorm", "ln_mlp"))
+
+FALCON = Family(
+    model_type="falcon",
+    architectures=("FalconForCausalLM", "FalconModel"),
+    fields=FIELDS,
+    ropes=(RopeFields(),),
+    aliases={"n_embed": "hidden_size"},
+    constants={"norm.kind": "layer", "norm.bias": True, "mlp.gated": False},
+    parts={"mlp": MLP},
+    rules=RULES,
+    copies=(TIED_HEAD,),
+    ignored=(LAYER + "self_attention.rotary_emb.inv_freq",),
+    prefix="transformer.",
+    spellings=(
+        Prefix(body="transformer."),
+        Prefix(body="transformer.", names=TWO_NORMS),
+        Prefix(body=""),
+        Prefix(body="", names=TWO_NORMS),
+    ),
+)

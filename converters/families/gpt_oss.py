@@ -1,0 +1,67 @@
+"""gpt-oss: sinks beside the keys, windows in every other layer, biased experts."""
+
+from dew.converters import readers
+from dew.converters.families import parts
+from dew.converters.family import TIED_HEAD, Family
+from dew.converters.fields import Inert, Read, Use
+from dew.converters.layer_types import LayerTypes
+from dew.converters.ropes import RopeFields
+from dew.converters.rules import Rule
+from dew.nn.config import MLP, MoE
+
+MOE, EXPERTS = parts.LAYER + "mlp.", "layers/{n}/mlp/experts/"
+ODD, ODD_BIAS = "e embed (mlp |) -> e mlp embed", "e (mlp |) -> e mlp"
+FIELDS = {
+    **parts.SIZES,
+    **parts.GROUPED,
+    **parts.RMS,
+    **parts.ROUTER_LOSS,
+    "vocab_size": Use("vocab", 201088),
+    "hidden_size": Use("embed", 2880),
+    "num_hidden_layers": Use("layers", 36),
+    "num_attention_heads": Use("attention.heads", 64),
+    "num_key_value_heads": Use("attention.kv_heads", 8),
+    "head_dim": Use("attention.head_dim", 64),
+    "intermediate_size": Use("mlp.dim", 2880),
+    "rms_norm_eps": Use("norm.eps", 1e-5),
+    "max_position_embeddings": Read(131072),
+    "num_local_experts": Use("mlp.experts", 128),
+    "num_experts_per_tok": Use("mlp.top_k", 4),
+    "experts_per_token": Inert(),
+    # The experts' gate is fixed.
+    "hidden_act": Inert("silu"),
+    "swiglu_alpha": Use("mlp.clamp.alpha", 1.702),
+    "swiglu_limit": Use("mlp.clamp.limit", 7.0),
+    "attention_bias": Use(("attention.qkv_bias", "attention.out_bias"), True),
+    "sliding_window": Read(128),
+    "layer_types": Use(
+        "attention.windows",
+        LayerTypes(2),
+        read=readers.windows,
+        beside=("sliding_window",),
+    ),
+}
+
+GPT_OSS = Family(
+    model_type="gpt_oss",
+    architectures=("GptOssForCausalLM", "GptOssModel"),
+    fields=FIELDS,
+    ropes=(RopeFields(theta=150_000.0),),
+    constants={"attention.sinks": True, "mlp.router_bias": True, "mlp.bias": True},
+    parts={"mlp": MoE, "mlp.shared": MLP},
+    rules=(
+        *parts.EMBED,
+        *parts.ATTENTION,
+        *parts.BEFORE,
+        Rule(parts.ATTN + "sinks", "layers/{n}/attn/sinks"),
+        Rule(MOE + "router.{kind}", "layers/{n}/mlp/router/{kind}"),
+        Rule(MOE + "experts.gate_up_proj", EXPERTS + "gate/weight", ODD),
+        Rule(MOE + "experts.gate_up_proj", EXPERTS + "up/weight", ODD),
+        Rule(MOE + "experts.gate_up_proj_bias", EXPERTS + "gate_bias", ODD_BIAS),
+        Rule(MOE + "experts.gate_up_proj_bias", EXPERTS + "up_bias", ODD_BIAS),
+        Rule(MOE + "experts.down_proj", EXPERTS + "down/weight", "e m d -> e d m"),
+        Rule(MOE + "experts.down_proj_bias", EXPERTS + "down_bias"),
+    ),
+    copies=(TIED_HEAD,),
+    ignored=parts.IGNORED,
+)

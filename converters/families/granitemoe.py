@@ -1,0 +1,44 @@
+"""Granite 3 with experts, fused for all of them."""
+
+from dew.converters import readers
+from dew.converters.families import parts
+from dew.converters.family import TIED_HEAD, Family
+from dew.converters.fields import Use
+from dew.converters.ropes import RopeFields
+from dew.converters.rules import Rule
+from dew.nn.config import MLP, MoE
+
+MOE, EXPERTS = parts.LAYER + "block_sparse_moe.", "layers/{n}/mlp/experts/"
+HALF = "e (| mlp) embed -> e mlp embed"
+FIELDS = {
+    **parts.SIZES,
+    **parts.GROUPED,
+    **parts.RMS,
+    **parts.ROUTER_LOSS,
+    **parts.ATTENTION_BIAS,
+    "num_local_experts": Use("mlp.experts", 8),
+    "num_experts_per_tok": Use("mlp.top_k", 2),
+    "embedding_multiplier": Use("embedding.scale", 1.0),
+    "attention_multiplier": Use("attention.scale", 1.0),
+    "residual_multiplier": Use("residual.scale", 1.0),
+    "logits_scaling": Use("head.scale", 1.0, read=readers.inverse),
+}
+
+GRANITEMOE = Family(
+    model_type="granitemoe",
+    architectures=("GraniteMoeForCausalLM", "GraniteMoeModel"),
+    fields=FIELDS,
+    ropes=(RopeFields(),),
+    parts={"mlp": MoE, "mlp.shared": MLP},
+    rules=(
+        *parts.EMBED,
+        *parts.ATTENTION,
+        *parts.BEFORE,
+        Rule(MOE + "router.layer.weight", "layers/{n}/mlp/router/weight"),
+        Rule(MOE + "input_linear.weight", EXPERTS + "gate/weight", HALF),
+        Rule(MOE + "input_linear.weight", EXPERTS + "up/weight", HALF),
+        Rule(MOE + "output_linear.weight", EXPERTS + "down/weight"),
+    ),
+    copies=(TIED_HEAD,),
+    ignored=parts.IGNORED,
+)

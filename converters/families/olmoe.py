@@ -1,0 +1,43 @@
+"""OLMoE: a mixture of experts, norms of queries and keys."""
+
+from dew.converters.families import parts
+from dew.converters.family import TIED_HEAD, Family
+from dew.converters.fields import Use
+from dew.converters.ropes import RopeFields
+from dew.nn.config import MLP, MoE
+
+FIELDS = {
+    **parts.SIZES,
+    **parts.GROUPED,
+    **parts.RMS,
+    **parts.ROUTER_LOSS,
+    **parts.ATTENTION_BIAS,
+    "vocab_size": Use("vocab", 50304),
+    "intermediate_size": Use("mlp.dim", 2048),
+    "num_experts": Use("mlp.experts", 64),
+    "num_experts_per_tok": Use("mlp.top_k", 8),
+    "norm_topk_prob": Use("mlp.normalize", False),
+    "hidden_size": Use("embed", 2048),
+    "num_hidden_layers": Use("layers", 16),
+    "num_attention_heads": Use("attention.heads", 16),
+    "rms_norm_eps": Use(("norm.eps", "attention.qk_norm.norm.eps"), 1e-5),
+    "clip_qkv": Use("attention.clip", None),
+}
+
+OLMOE = Family(
+    model_type="olmoe",
+    architectures=("OlmoeForCausalLM", "OlmoeModel"),
+    fields=FIELDS,
+    ropes=(RopeFields(),),
+    constants={"attention.qk_norm.over": "flat"},
+    parts={"mlp": MoE, "mlp.shared": MLP},
+    rules=(
+        *parts.EMBED,
+        *parts.ATTENTION,
+        *parts.QK_NORM,
+        *parts.BEFORE,
+        *parts.EXPERTS,
+    ),
+    copies=(TIED_HEAD,),
+    ignored=parts.IGNORED,
+)

@@ -1,0 +1,68 @@
+"""Phi 1 and 2: parallel parts behind one norm, half of a head turns."""
+
+from dew.converters import readers
+from dew.converters.families import parts
+from dew.converters.family import TIED_HEAD, Family
+from dew.converters.fields import Inert, Use
+from dew.converters.ropes import RopeFields
+from dew.converters.rules import FROM_HEADS, Prefix, Rule
+from dew.nn.config import MLP
+from dew.nn.layers import ACTIVATIONS
+
+FIELDS = {
+    **parts.SIZES,
+    **parts.GROUPED,
+    **parts.LAYER_NORM,
+    "vocab_size": Use("vocab", 51200),
+    "hidden_size": Use("embed", 2048),
+    "num_hidden_layers": Use("layers", 24),
+    "intermediate_size": Use("mlp.dim", 8192),
+    "hidden_act": Use("mlp.activation", "gelu_new", among=ACTIVATIONS),
+    "qk_layernorm": Use(
+        "attention.qk_norm",
+        False,
+        read=readers.layer_qk_norm,
+        beside=("layer_norm_eps",),
+    ),
+    # Dropouts of training that change no logit.
+    "resid_pdrop": Inert(0.0),
+    "embd_pdrop": Inert(0.0),
+}
+
+LAYER, ATTN = parts.LAYER, parts.ATTN
+RULES = (
+    Rule("model.embed_tokens.weight", "embed/weight"),
+    *parts.QKV,
+    Rule(ATTN + "dense.weight", "layers/{n}/attn/o/weight", FROM_HEADS),
+    Rule(ATTN + "dense.bias", "layers/{n}/attn/o/bias"),
+    Rule(ATTN + "q_layernorm.{kind}", "layers/{n}/attn/q_norm/{kind}"),
+    Rule(ATTN + "k_layernorm.{kind}", "layers/{n}/attn/k_norm/{kind}"),
+    Rule(LAYER + "mlp.fc1.{kind}", "layers/{n}/mlp/up/{kind}"),
+    Rule(LAYER + "mlp.fc2.{kind}", "layers/{n}/mlp/down/{kind}"),
+    Rule(LAYER + "input_layernorm.{kind}", "layers/{n}/attn_norm/{kind}"),
+    Rule("model.final_layernorm.{kind}", "norm/{kind}"),
+    Rule("lm_head.{kind}", "head/{kind}"),
+)
+
+PHI = Family(
+    model_type="phi",
+    architectures=("PhiForCausalLM",),
+    fields=FIELDS,
+    ropes=(RopeFields(partial=True, fraction=0.5),),
+    constants={
+        "norm.kind": "layer",
+        "norm.bias": True,
+        "residual.parallel": True,
+        "residual.shared": True,
+        "attention.qkv_bias": True,
+        "attention.out_bias": True,
+        "mlp.bias": True,
+        "mlp.gated": False,
+        "head.bias": True,
+    },
+    parts={"mlp": MLP},
+    rules=RULES,
+    copies=(TIED_HEAD,),
+    ignored=parts.IGNORED,
+    spellings=(Prefix(body="model."),),
+)

@@ -1,0 +1,53 @@
+"""Qwen 1.5 and 2 with experts, one of them shared behind a gate of its own."""
+
+from dew.converters.families import parts
+from dew.converters.family import TIED_HEAD, Family
+from dew.converters.fields import Inert, Use
+from dew.converters.ropes import RopeFields
+from dew.converters.rules import Rule
+from dew.nn.config import MLP, MoE
+from dew.nn.layers import ACTIVATIONS
+
+SHARED = parts.LAYER + "mlp.shared_expert"
+FIELDS = {
+    **parts.SIZES,
+    **parts.GROUPED,
+    **parts.RMS,
+    **parts.ROUTER_LOSS,
+    **parts.LATE_WINDOWS,
+    **parts.NO_DENSE_LAYERS,
+    "vocab_size": Use("vocab", 151936),
+    "hidden_size": Use("embed", 2048),
+    "num_hidden_layers": Use("layers", 24),
+    "num_attention_heads": Use("attention.heads", 16),
+    # Of dense layers, which there are none of.
+    "intermediate_size": Inert(5632),
+    "hidden_act": Use(
+        ("mlp.activation", "mlp.shared.activation"), "silu", among=ACTIVATIONS
+    ),
+    "moe_intermediate_size": Use("mlp.dim", 1408),
+    "shared_expert_intermediate_size": Use("mlp.shared.dim", 5632),
+    "num_experts": Use("mlp.experts", 60),
+    "num_experts_per_tok": Use("mlp.top_k", 4),
+    "norm_topk_prob": Use("mlp.normalize", False),
+    "qkv_bias": Use("attention.qkv_bias", True),
+}
+
+QWEN2_MOE = Family(
+    model_type="qwen2_moe",
+    architectures=("Qwen2MoeForCausalLM", "Qwen2MoeModel"),
+    fields=FIELDS,
+    ropes=(RopeFields(),),
+    constants={"mlp.shared_gate": True},
+    parts={"mlp": MoE, "mlp.shared": MLP},
+    rules=(
+        *parts.EMBED,
+        *parts.ATTENTION,
+        *parts.BEFORE,
+        *parts.EXPERTS,
+        Rule(SHARED + ".{x}_proj.weight", "layers/{n}/mlp/shared/{x}/weight"),
+        Rule(SHARED + "_gate.weight", "layers/{n}/mlp/open/weight"),
+    ),
+    copies=(TIED_HEAD,),
+    ignored=parts.IGNORED,
+)

@@ -1,0 +1,48 @@
+"""Qwen 3 with experts; not those whose layers are dense here and there."""
+
+from dew.converters.families import parts
+from dew.converters.family import TIED_HEAD, Family
+from dew.converters.fields import Inert, Only, Use
+from dew.converters.ropes import RopeFields
+from dew.nn.config import MLP, MoE
+
+FIELDS = {
+    **parts.SIZES,
+    **parts.GROUPED,
+    **parts.RMS,
+    **parts.ROUTER_LOSS,
+    **parts.ATTENTION_BIAS,
+    **parts.NO_DENSE_LAYERS,
+    "vocab_size": Use("vocab", 151936),
+    "hidden_size": Use("embed", 2048),
+    "num_hidden_layers": Use("layers", 24),
+    "num_key_value_heads": Use("attention.kv_heads", 4),
+    # Of dense layers, which there are none of.
+    "intermediate_size": Inert(6144),
+    "moe_intermediate_size": Use("mlp.dim", 768),
+    "num_local_experts": Use("mlp.experts", 128),
+    "num_experts_per_tok": Use("mlp.top_k", 8),
+    "norm_topk_prob": Use("mlp.normalize", False),
+    "rms_norm_eps": Use(("norm.eps", "attention.qk_norm.norm.eps"), 1e-6),
+    "use_sliding_window": Only(False),
+    "sliding_window": Inert(),
+    "max_window_layers": Inert(),
+}
+
+QWEN3_MOE = Family(
+    model_type="qwen3_moe",
+    architectures=("Qwen3MoeForCausalLM", "Qwen3MoeModel"),
+    fields=FIELDS,
+    aliases={"num_experts": "num_local_experts"},
+    ropes=(RopeFields(),),
+    parts={"mlp": MoE, "mlp.shared": MLP},
+    rules=(
+        *parts.EMBED,
+        *parts.ATTENTION,
+        *parts.QK_NORM,
+        *parts.BEFORE,
+        *parts.EXPERTS,
+    ),
+    copies=(TIED_HEAD,),
+    ignored=parts.IGNORED,
+)
