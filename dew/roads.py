@@ -17,6 +17,7 @@ from dew.converters.exporting import export
 from dew.converters.loading import Shardings, load_native
 from dew.converters.pretrained import Pretrained
 from dew.converters.ties import Tied
+from dew.objectives.distillation import student_variables
 from dew.source import Source
 from dew.tasks.text import TextGeneration
 from dew.training.checkpoint import Checkpoints
@@ -27,7 +28,7 @@ from dew.typing import Variables
 if TYPE_CHECKING:
     from dew.bridges.certificate import Certificate
 
-Road = Literal["auto", "native"]
+Road = Literal["auto", "native", "lowered"]
 """Ways into JAX."""
 
 CERTIFICATE = "certificate.json"
@@ -67,6 +68,9 @@ def load(
     Of a run its export is loaded. See `dew.converters.loading.load_native` for what the
     arguments mean.
     """
+    if road == "lowered":
+        lowered = _bridge("loading").load_lowered
+        return lowered(_export_of(address), dtype=dtype, shardings=shardings)
     return load_native(
         _export_of(address),
         dtype=dtype,
@@ -119,13 +123,24 @@ def trained(run: str | os.PathLike[str], *, ema: bool = True) -> TextGeneration:
         ValueError: the folder holds no run, or no checkpoint yet.
     """
     folder = RunFolder(Path(run))
-    source = load(folder.read()["config"]["model"])
+    config = folder.read()["config"]
+    source = load(config["student"] if "student" in config else config["model"])
     saved = Checkpoints(folder.checkpoints)
     try:
-        moved = flatten(thaw(saved.variables(ema=ema)))
+        learned = student_variables(saved.variables(ema=ema))
+        moved = flatten(thaw(learned))
     finally:
         saved.close()
     return TextGeneration(source, unflatten(flatten(source.variables) | moved))
+
+
+def live_batches(address: str, data: Any, *, top_k: int, temperature: float) -> Any:
+    """Lets a torch teacher read a stream of batches beside the step.
+
+    See `dew.bridges.live.LiveBatches`.
+    """
+    live = _bridge("live").live_batches
+    return live(_export_of(address), data, top_k=top_k, temperature=temperature)
 
 
 def is_run(address: str | os.PathLike[str]) -> bool:

@@ -12,16 +12,24 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import tyro
 from rich.console import Console
 
+from dew.cli.cache_teacher import CacheTeacher
+from dew.cli.check import Check
+from dew.cli.distill import Distill
 from dew.cli.evaluate import Eval
 from dew.cli.export import Export, Verify
 from dew.cli.generate import Generate
 from dew.cli.launch import Launch, join_launched
 from dew.cli.pretrain import Pretrain
+from dew.cli.prune import Prune
 from dew.roads import CertificationError
 from dew.training.ledger import TrainingError
 
 Command: TypeAlias = (
     Annotated[Pretrain, tyro.conf.subcommand("pretrain")]
+    | Annotated[Distill, tyro.conf.subcommand("distill")]
+    | Annotated[CacheTeacher, tyro.conf.subcommand("cache-teacher")]
+    | Annotated[Check, tyro.conf.subcommand("check")]
+    | Annotated[Prune, tyro.conf.subcommand("prune")]
     | Annotated[Eval, tyro.conf.subcommand("eval")]
     | Annotated[Generate, tyro.conf.subcommand("generate")]
     | Annotated[Export, tyro.conf.subcommand("export")]

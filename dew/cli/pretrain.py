@@ -1,101 +1,22 @@
 """`dew pretrain`: load, train further on text, export, prove it."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
 
 import jax
-import tyro
 from rich.console import Console
 
-from dew import roads
-from dew.cli.models import (
-    Precision,
-    eos_of,
-    load_to_train,
-    texts,
-    tokenizer_of,
-)
-from dew.cli.report import Display, show
-from dew.converters.pretrained import Pretrained
-from dew.data import evaluation_batches, training_batches
-from dew.nn.decoder import Decoder, Remat
-from dew.objectives.language import CausalLM, token_metrics
-from dew.roads import Road
-from dew.training.checkpoint import Checkpoints
-from dew.training.evaluation import Evaluation
-from dew.training.mesh import make_mesh
-from dew.training.optimizers import OPTIMIZERS
-from dew.training.progress import Meter, flops_per_token, peak_flops, peak_memory_bytes
-from dew.training.runs import RunFolder
-from dew.training.schedules import named as schedule_named
-from dew.training.tracking import named as tracker_named
-from dew.training.tracking import several
-from dew.training.trainer import Trainer
-from dew.tree import flatten
+from dew.cli.models import load_to_train
+from dew.cli.report import show
+from dew.cli.training import Training, table
+from dew.objectives.language import CausalLM
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pretrain:
+class Pretrain(Training):
     """Train a model further on text, and write it as a Hugging Face folder."""
 
     model: str
     """Hugging Face folder, hub id, or a run of ours."""
-    data: tuple[str, ...]
-    """Text to train on: .txt, .jsonl or .parquet files, or folders of them."""
-    out: Path
-    """The run's folder: run.json, checkpoints, logs, export."""
-    eval_data: tuple[str, ...] = ()
-    """Text held out: scored before and after, and every --eval-every steps."""
-    steps: int = 1000
-    """Optimizer updates."""
-    batch_size: int = 8
-    """Rows of a microbatch, over all devices."""
-    seq_len: int = 1024
-    """Tokens of a row."""
-    accumulation: int = 1
-    """Microbatches of one step."""
-    learning_rate: float = 5e-5
-    """The schedule's highest."""
-    schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
-    """How the learning rate goes on after its warm-up."""
-    warmup: int = 0
-    """Steps in which it rises."""
-    optimizer: Literal["adamw", "lion", "sgd", "adafactor", "muon"] = "adamw"
-    """The update rule."""
-    weight_decay: float = 0.0
-    """Decoupled, on all but biases and norms."""
-    clip_norm: float = 1.0
-    """The largest global norm that gradients keep."""
-    seed: int = 0
-    """Of the data's order and of dropout."""
-    dtype: Precision = "float32"
-    """What the model computes in; weights are trained in float32."""
-    road: Road = "auto"
-    """The way into JAX; auto takes the native one."""
-    remat: Remat = "none"
-    """What the backward pass computes again, to save memory."""
-    packing: Literal["wrapped", "best_fit"] = "wrapped"
-    """wrapped wastes nothing, best_fit keeps documents whole."""
-    text_field: str = "text"
-    """The field of .jsonl and .parquet records that holds the text."""
-    fsdp: int = 1
-    """Devices that weights are split over."""
-    tensor: int = 1
-    """Devices that each layer is split over."""
-    log_every: int = 10
-    """Steps between logs."""
-    eval_every: int | None = None
-    """Steps between evaluations; by default only before and after."""
-    checkpoint_every: int = 500
-    """Steps between checkpoints; there is one after the last as well."""
-    track: tuple[str, ...] = ()
-    """Trackers beside logs/metrics.jsonl: tensorboard, wandb, trackio."""
-    resume: bool = False
-    """Go on from the newest checkpoint in --out."""
-    json: Annotated[bool, tyro.conf.arg(name="json")] = False
-    """Print one JSON object and no table."""
 
     def run(self) -> int:
         """Trains, exports, certifies and reports; the first process speaks for all."""
@@ -103,165 +24,13 @@ class Pretrain:
         source = load_to_train(
             self.model, dtype=self.dtype, road=self.road, remat=self.remat
         )
-        data = training_batches(
-            texts(self.data, field=self.text_field, console=console),
-            batch_size=self.batch_size,
-            seed=self.seed,
-            shard=(jax.process_index(), jax.process_count()),
-            **self._rows(source),
-        )
-        evaluations = self._evaluations(source, console)
-        folder = RunFolder(self.out)
-        sources = {source.address: source.content_hash}
-        folder.begin(self._config(), sources, resume=self.resume)
-        trainer, display = self._trainer(source, folder, console)
-        state = trainer.fit(
-            data,
-            steps=self.steps,
-            log_every=self.log_every,
-            evaluations=evaluations,
-            eval_every=self.eval_every,
-            eval_on_start=True,
-            resume=self.resume,
-        )
-        task = trainer.objective.pipeline(state, ema=state.ema is not None)
-        course = self._course(display)
-        certificate = roads.save_certified(
-            task, folder.export, run=course, console=console, overwrite=True
-        )
-        proof = None if certificate is None else certificate.json()
-        result = {**course, "export": str(folder.export), "certificate": proof}
-        show(f"pretrained {source.address}", _table(result), result, self.json)
-        return 0
-
-    def _trainer(
-        self, source: Pretrained, folder: RunFolder, console: Console
-    ) -> tuple[Trainer, Display]:
-        """The run's machinery, and what shows and remembers its course."""
-        rate = schedule_named(
-            self.schedule, self.learning_rate, steps=self.steps, warmup=self.warmup
-        )
-        optimizer = OPTIMIZERS[self.optimizer](
-            rate, weight_decay=self.weight_decay, clip_norm=self.clip_norm
-        )
-        devices = jax.devices()
-        meter = Meter(
-            flops=_flops(source, self.seq_len),
-            peak=peak_flops([device.device_kind for device in devices]),
-        )
-        display = Display(console, meter)
-        is_split = len(devices) > 1 or jax.process_count() > 1
-        ways = len(devices) // (self.fsdp * self.tensor)
-        trackers = ("jsonl", *self.track)
-        trainer = Trainer(
+        result = self.train(
             CausalLM(source=source, seq_len=self.seq_len),
-            optimizer,
-            key=jax.random.key(self.seed),
-            mesh=make_mesh(data=ways, fsdp=self.fsdp, tensor=self.tensor)
-            if is_split
-            else None,
-            accumulation=self.accumulation,
-            checkpoints=Checkpoints(folder.checkpoints, every=self.checkpoint_every),
-            tracker=several(*(tracker_named(t, folder.logs) for t in trackers)),
-            run_config=self._config(),
-            callbacks=(display,),
+            source,
+            self.batches(source, console),
+            sources=(source,),
+            console=console,
         )
-        return trainer, display
-
-    def _rows(self, source: Pretrained) -> dict[str, Any]:
-        """How text becomes rows, in training and in evaluation alike."""
-        return {
-            "tokenizer": tokenizer_of(source),
-            "seq_len": self.seq_len,
-            "packing": self.packing,
-            "eos_id": eos_of(source),
-        }
-
-    def _evaluations(
-        self, source: Pretrained, console: Console
-    ) -> dict[str, Evaluation]:
-        if not self.eval_data:
-            return {}
-        held_out = texts(self.eval_data, field=self.text_field, console=console)
-        shard = (jax.process_index(), jax.process_count())
-        rows = {**self._rows(source), "batch_size": self.batch_size, "shard": shard}
-        return {
-            HELD_OUT: Evaluation(
-                batches=lambda: evaluation_batches(held_out, **rows),
-                metrics=token_metrics(),
-            )
-        }
-
-    def _config(self) -> dict[str, Any]:
-        """The settings as JSON."""
-        return {
-            name: str(value) if isinstance(value, Path) else value
-            for name, value in asdict(self).items()
-        }
-
-    def _course(self, display: Display) -> dict[str, Any]:
-        """The run in figures."""
-        passes = display.evaluations
-        return {
-            "steps": self.steps,
-            "tokens": display.tokens,
-            "losses": display.losses,
-            "tokens_per_second": display.meter.tokens_per_second,
-            "first_step_seconds": display.meter.first_step_seconds,
-            "peak_memory_bytes": peak_memory_bytes(),
-            "eval": {
-                "before": _of_held_out(passes.get(0)),
-                "after": _of_held_out(passes.get(self.steps)),
-            },
-        }
-
-
-HELD_OUT = "held_out"
-"""The name of the one validation set."""
-
-
-def _of_held_out(metrics: Mapping[str, float] | None) -> dict[str, float] | None:
-    """A pass's numbers without the set's name."""
-    if metrics is None:
-        return None
-    return {name.removeprefix(f"{HELD_OUT}/"): x for name, x in metrics.items()}
-
-
-def _flops(source: Pretrained, seq_len: int) -> float | None:
-    """What one token costs, where the model is a native decoder."""
-    if not isinstance(source.model, Decoder):
-        return None
-    c = source.model.config
-    sizes = {path: leaf.size for path, leaf in flatten(source.variables).items()}
-    # An untied input table is read, not multiplied.
-    table = 0 if c.head.tied else sizes["params", "embed", "weight"]
-    flops = flops_per_token(
-        sum(sizes.values()) - table,
-        layers=c.layers,
-        attention_width=c.attention.heads * c.attention.head_dim,
-        seq=seq_len,
-    )
-    return float(flops)
-
-
-def _table(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The result as rows for people."""
-    before, after = result["eval"]["before"], result["eval"]["after"]
-    certificate, speed = result["certificate"], result["tokens_per_second"]
-    rows = [("steps", f"{result['steps']}"), ("tokens", f"{result['tokens']:,}")]
-    if result["losses"]:
-        first, last = result["losses"][0], result["losses"][-1]
-        rows.append(("training loss", f"{first:.4f} → {last:.4f}"))
-    if before and after:
-        fell = f"{before['perplexity']:.3f} → {after['perplexity']:.3f}"
-        rows.append(("held-out perplexity", fell))
-    if speed is not None:
-        rows.append(("tokens per second", f"{speed:,.0f}"))
-    rows.append(("peak memory", f"{result['peak_memory_bytes'] / 2**30:.2f} GiB"))
-    if certificate is not None:
-        keys = [len(certificate[k]) for k in ("missing", "unexpected", "mismatched")]
-        found = certificate["logits"]["largest_difference"]
-        rows.append(("missing, unexpected, mismatched keys", ", ".join(map(str, keys))))
-        rows.append(("largest logit difference from torch", f"{found:.2g}"))
-    rows.append(("export", result["export"]))
-    return rows
+        del result["terms"]
+        show(f"pretrained {source.address}", table(result), result, self.json)
+        return 0

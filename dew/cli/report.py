@@ -34,6 +34,7 @@ class Display(Callback):
     def __init__(self, console: Console, meter: Meter) -> None:
         self.console, self.meter = console, meter
         self.losses: list[float] = []
+        self.terms: dict[str, list[float]] = {}
         self.tokens = 0
         self.evaluations: dict[int, dict[str, float]] = {}
         self._progress: Progress | None = None
@@ -47,6 +48,9 @@ class Display(Callback):
     def on_log(self, log: Log) -> None:
         """Moves the bar on."""
         self.losses += [commit.loss for commit in log.commits]
+        for commit in log.commits:
+            for name, value in commit.metrics.items():
+                self.terms.setdefault(name, []).append(value)
         self.tokens += log.tokens
         self.meter.lap(steps=len(log.commits), tokens=log.tokens)
         if self._progress is not None:

@@ -1,0 +1,148 @@
+"""`dew cache-teacher`: what a teacher says of a text, once, for many students."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from rich.console import Console
+
+from dew.cli.distill import num_rows
+from dew.cli.models import Precision, eos_of, load_to_train, texts, tokenizer_of
+from dew.cli.report import show
+from dew.converters.pretrained import Pretrained
+from dew.data import Batches, evaluation_batches
+from dew.data.teacher_cache import (
+    Binding,
+    CacheWriter,
+    Manifest,
+    Policy,
+    tokenizer_hash,
+)
+from dew.objectives.language import INPUTS
+from dew.objectives.teachers import scores_of
+from dew.roads import Road
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheTeacher:
+    """Score packed text with a teacher and keep the likeliest tokens on disk.
+
+    Run again after a stop, it goes on where it stood.
+    """
+
+    teacher: str
+    """Hugging Face folder, hub id, or a run of ours."""
+    data: tuple[str, ...]
+    """Text: .txt, .jsonl or .parquet files, or folders of them."""
+    out: Path
+    """The cache's folder."""
+    top_k: int = 16
+    """Tokens kept at every position, or drawn."""
+    policy: Policy = "top_k"
+    """top_k keeps the likeliest and the mass of the others, sampled draws."""
+    temperature: float = 1.0
+    """At which probabilities are taken; students must train at the same."""
+    precision: Literal["float16", "float32"] = "float16"
+    """Of stored log-probabilities."""
+    seq_len: int = 1024
+    """Tokens of a row."""
+    batch_size: int = 4
+    """Rows scored at a time."""
+    shard_rows: int = 1024
+    """Rows of a file."""
+    seed: int = 0
+    """Of the draws."""
+    dtype: Precision = "float32"
+    """What the teacher computes in."""
+    road: Road = "auto"
+    """The teacher's way into JAX; auto takes the native one."""
+    packing: Literal["wrapped", "best_fit"] = "wrapped"
+    """wrapped wastes nothing, best_fit keeps documents whole."""
+    text_field: str = "text"
+    """The field of .jsonl and .parquet records that holds the text."""
+    json: Annotated[bool, tyro.conf.arg(name="json")] = False
+    """Print one JSON object and no table."""
+
+    def run(self) -> int:
+        """Scores, writes and reports."""
+        console = Console(stderr=True)
+        source = load_to_train(self.teacher, dtype=self.dtype, road=self.road)
+        documents = texts(self.data, field=self.text_field, console=console)
+        data = evaluation_batches(
+            documents,
+            tokenizer=tokenizer_of(source),
+            seq_len=self.seq_len,
+            batch_size=self.batch_size,
+            packing=self.packing,
+            eos_id=eos_of(source),
+        )
+        writer = CacheWriter(
+            folder=self.out,
+            binding=self._binding(source, data),
+            shard_rows=self.shard_rows,
+        )
+        with console.status("the teacher reads"):
+            manifest = self._write(source, data, writer)
+        size = sum(file.stat().st_size for file in self.out.glob("*.bin"))
+        result = {
+            "bytes_per_token": size / max(manifest.tokens, 1),
+            "tokens": manifest.tokens,
+            "manifest": asdict(manifest),
+        }
+        rows = [
+            ("tokens", f"{manifest.tokens:,}"),
+            ("bytes per token", f"{result['bytes_per_token']:.1f}"),
+            ("rows", f"{sum(shard.rows for shard in manifest.shards):,}"),
+            ("files", f"{len(manifest.shards)}"),
+        ]
+        show(f"{source.address} → {self.out}", rows, result, self.json)
+        return 0
+
+    def _binding(self, source: Pretrained, data: Batches) -> Binding:
+        return Binding(
+            teacher=source.content_hash,
+            tokenizer=tokenizer_hash(tokenizer_of(source)),
+            order=data.get_state()["stream"],
+            seq_len=self.seq_len,
+            vocab=num_rows(source),
+            k=self.top_k,
+            temperature=self.temperature,
+            policy=self.policy,
+            precision=self.precision,
+        )
+
+    def _write(
+        self, source: Pretrained, data: Batches, writer: CacheWriter
+    ) -> Manifest:
+        if writer.manifest.is_complete:
+            return writer.manifest
+        if writer.position is not None:
+            data.set_state(writer.position)
+        score = self._scorer(source)
+        for batch in data:
+            # By the rows before it, so that a resumed draw is the same draw.
+            drawn = jax.random.fold_in(
+                jax.random.key(self.seed), data.trace.tokens % 2**31
+            )
+            arrays = {name: jnp.asarray(x) for name, x in batch.items()}
+            stored = jax.device_get(score(source.variables, arrays, drawn))
+            writer.add({**batch, **stored}, data.get_state())
+        return writer.close(data.get_state())
+
+    def _scorer(self, source: Pretrained) -> Callable[..., Mapping[str, np.ndarray]]:
+        def score(variables: Any, batch: Any, key: Any) -> Any:
+            inputs = {name: batch[name] for name in INPUTS if name in batch}
+            return scores_of(
+                source.model.apply(variables, inputs).logits,
+                policy=self.policy,
+                k=self.top_k,
+                key=key,
+                temperature=self.temperature,
+            )
+
+        return jax.jit(score)

@@ -1,0 +1,106 @@
+"""`dew check`: is the loss between these two models right? Every claim, in numbers."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+
+from dew.cli.distill import common_vocabulary
+from dew.cli.models import eos_of, load_to_train, texts, tokenizer_of
+from dew.cli.report import show
+from dew.cli.terms import chosen
+from dew.converters.pretrained import Pretrained
+from dew.data import evaluation_batches
+from dew.objectives.checks import Row, check_distillation
+from dew.objectives.language import CausalLM
+from dew.roads import Road
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """Check distillation between two models on text of your own."""
+
+    teacher: str
+    """Hugging Face folder, hub id, or a run of ours."""
+    student: str
+    """The same."""
+    data: tuple[str, ...]
+    """Text: .txt, .jsonl or .parquet files, or folders of them."""
+    terms: tuple[str, ...] = ("kl", "ce=0.5")
+    """Losses and their weights, as in dew distill."""
+    temperature: float = 2.0
+    """Of both sides."""
+    rows: int = 2
+    """Texts in the batch that is checked."""
+    seq_len: int = 32
+    """Tokens of each."""
+    road: Road = "auto"
+    """The student's way into JAX; auto takes the native one."""
+    teacher_road: Road = "auto"
+    """The teacher's."""
+    text_field: str = "text"
+    """The field of .jsonl and .parquet records that holds the text."""
+    json: Annotated[bool, tyro.conf.arg(name="json")] = False
+    """Print one JSON object and no table."""
+
+    def run(self) -> int:
+        """Prints the rows; 1 says that one did not pass."""
+        console = Console(stderr=True)
+        student = load_to_train(self.student, dtype="float32", road=self.road)
+        teacher = load_to_train(self.teacher, dtype="float32", road=self.teacher_road)
+        with console.status("checking"):
+            found = self._rows(student, teacher, console)
+        table = [
+            (
+                row.name if row.passed else f"FAILED: {row.name}",
+                f"{row.found} (expected {row.expected})",
+            )
+            for row in found
+        ]
+        result = {"rows": [asdict(row) for row in found]}
+        show(f"{self.teacher} → {self.student}", table, result, self.json)
+        failed = [row for row in found if not row.passed]
+        for row in failed:
+            console.print(
+                f"{row.name}: expected {row.expected}, found {row.found}", markup=False
+            )
+        return 1 if failed else 0
+
+    def _rows(
+        self, student: Pretrained, teacher: Pretrained, console: Console
+    ) -> list[Row]:
+        try:
+            vocabulary = common_vocabulary(student, teacher)
+        except ValueError as unproved:
+            return [
+                Row(
+                    name="the vocabularies are aligned",
+                    expected="proved",
+                    found=str(unproved),
+                    passed=False,
+                )
+            ]
+        picked = chosen(self.terms, temperature=self.temperature, pairs=lambda: ())
+        sides = [CausalLM(source=s, seq_len=self.seq_len) for s in (student, teacher)]
+        return check_distillation(
+            sides[0],
+            sides[1],
+            self._batch(student, console),
+            terms=picked.terms,
+            vocabulary=vocabulary,
+        )
+
+    def _batch(self, student: Pretrained, console: Console) -> Mapping[str, Any]:
+        """The first rows of the text, without segments: one text a row."""
+        batch = next(
+            evaluation_batches(
+                texts(self.data, field=self.text_field, console=console),
+                tokenizer=tokenizer_of(student),
+                seq_len=self.seq_len,
+                batch_size=self.rows,
+                eos_id=eos_of(student),
+            )
+        )
+        return {"tokens": batch["tokens"], "mask": batch["segment_ids"] > 0}

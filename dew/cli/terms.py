@@ -1,0 +1,96 @@
+"""Loss terms by the names that a command line gives them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Any
+
+from dew.objectives.divergences import (
+    TVD,
+    CrossEntropy,
+    ForwardKL,
+    ReverseKL,
+    Sampled,
+    ScaledJSD,
+    SkewKL,
+    SoftCrossEntropy,
+)
+from dew.objectives.features import (
+    HiddenCosine,
+    HiddenMSE,
+    LayerPairs,
+    Relation,
+)
+from dew.objectives.terms import Term
+from dew.objectives.uld import ULD
+
+TERMS: Mapping[str, Callable[[float], Term]] = {
+    "kl": lambda t: ForwardKL(temperature=t),
+    "reverse_kl": lambda t: ReverseKL(temperature=t),
+    "jsd": lambda t: ScaledJSD(temperature=t),
+    "skew": lambda t: SkewKL(temperature=t),
+    "tvd": lambda t: TVD(temperature=t),
+    "soft_ce": lambda t: SoftCrossEntropy(temperature=t),
+    "sampled": lambda t: Sampled(temperature=t),
+    "uld": lambda t: ULD(temperature=t),
+    "ce": lambda _: CrossEntropy(),
+}
+"""Terms over the two sides' scores, made at a temperature."""
+
+HIDDEN: Mapping[str, Callable[[LayerPairs], Any]] = {
+    "hidden": lambda pairs: HiddenMSE(pairs=pairs),
+    "cosine": lambda pairs: HiddenCosine(pairs=pairs),
+}
+"""Terms over hidden states of paired blocks."""
+
+RELATION_HEADS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """What `--terms` named, sorted by what each looks at."""
+
+    terms: tuple[Term, ...]
+    hidden: tuple[HiddenMSE | HiddenCosine, ...]
+    relations: tuple[Relation, ...]
+
+
+def chosen(
+    words: Sequence[str], *, temperature: float, pairs: Callable[[], LayerPairs]
+) -> Chosen:
+    """Reads words such as `kl`, `ce=0.5` or `hidden=0.1`: a term and its weight.
+
+    Raises:
+        ValueError: a word is no term, or its weight is no number; all are named.
+    """
+    faults: list[str] = []
+    found: dict[str, list[Any]] = {"terms": [], "hidden": [], "relations": []}
+    for word in words:
+        name, _, number = word.partition("=")
+        weight = _weight(word, number, faults)
+        if name in TERMS:
+            term: Any = TERMS[name](temperature)
+            found["terms"].append(replace(term, weight=weight))
+        elif name in HIDDEN:
+            found["hidden"].append(replace(HIDDEN[name](pairs()), weight=weight))
+        elif name == "relation":
+            one = Relation(pairs=pairs()[-1:], heads=RELATION_HEADS, weight=weight)
+            found["relations"].append(one)
+        else:
+            known = [*TERMS, *HIDDEN, "relation"]
+            near = get_close_matches(name, known, n=1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            faults.append(f"{name!r} is none of {', '.join(known)}{meant}")
+    if faults:
+        raise ValueError("--terms: " + "; ".join(faults))
+    return Chosen(**{name: tuple(terms) for name, terms in found.items()})
+
+
+def _weight(word: str, number: str, faults: list[str]) -> float:
+    if not number:
+        return 1.0
+    try:
+        return float(number)
+    except ValueError:
+        faults.append(f"the weight of {word!r} is no number")
+        return 1.0
