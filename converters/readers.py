@@ -113,3 +113,18 @@ def falcon_residual(parallel: bool, grouped: bool, norms: int | None) -> Residua
         raise ValueError(f"num_ln_in_parallel_attn must be null here, got {norms!r}")
     has_two = grouped and norms in (None, 2)
     return Residual(parallel=parallel, shared=parallel and not has_two)
+
+
+def total(first: int, second: int) -> int:
+    """The sum of two sizes."""
+    return first + second
+
+
+def product(first: int, second: int) -> int:
+    """The product of two sizes."""
+    return first * second
+
+
+def first_layers(count: int) -> tuple[int, ...]:
+    """The numbers of the first layers."""
+    return tuple(range(count))

@@ -23,6 +23,7 @@ from dew.nn.rope import (
     Yarn,
     longrope_magnitude,
     yarn_magnitude,
+    yarn_scale,
 )
 
 KEYS = frozenset(
@@ -54,7 +55,8 @@ class RopeFields:
     transformers ignores partial_rotary_factor for `default` and fails for other types.
     `layer_type` picks one dict where configs nest one for each kind of layer, and
     `old_theta` and `old_fraction` are the version 4 fields that have this embedding's
-    theta and turning part alone.
+    theta and turning part alone. `sharpens` says that mscale_all_dim multiplies scores,
+    as in DeepSeek's code.
     """
 
     to: str = "attention.rope"
@@ -67,6 +69,7 @@ class RopeFields:
     layer_type: str | None = None
     old_theta: str | None = None
     old_fraction: str = "partial_rotary_factor"
+    sharpens: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -135,7 +138,14 @@ class RopeFields:
             theta=float(facts["rope_theta"]),
             scaling=SCALINGS[kind](facts, dim),
             interleaved=self.interleaved,
+            sharpness=self._sharpness(facts),
         )
+
+    def _sharpness(self, facts: Mapping[str, Any]) -> float:
+        whole = facts.get("mscale_all_dim")
+        if not self.sharpens or not whole or facts["rope_type"] == "default":
+            return 1.0
+        return yarn_scale(float(facts["factor"]), float(whole)) ** 2
 
 
 def _unscaled(facts: Mapping[str, Any], dim: int) -> Scaling:

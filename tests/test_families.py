@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import dew
 from dew.converters.families import FAMILIES
-from tests import hf
+from tests import families_table, hf
 from tests.families import TINY, Tiny
 from tests.helpers import FAMILY_GRADIENT, LOGITS
 
@@ -112,7 +112,7 @@ def test_every_family_has_a_row() -> None:
 
 
 @pytest.mark.parametrize("family", sorted(TINY))
-def test_logits_gradients_and_bytes_are_those_of_transformers(
+def test_logits_and_bytes_are_those_of_transformers(
     family: str, tmp_path: Path
 ) -> None:
     model = model_of(TINY[family], {})
@@ -121,13 +121,29 @@ def test_logits_gradients_and_bytes_are_those_of_transformers(
     assert source.road == "native"
     assert check_logits(model, source, SEQ) < LOGITS
     check_round_trip(tmp_path / "in", source, tmp_path / "out")
+
+
+DIFFERENTIATED = random.Random(1).sample(sorted(TINY), 8)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(name, marks=() if name in DIFFERENTIATED else pytest.mark.full)
+        for name in sorted(TINY)
+    ],
+)
+def test_gradients_are_those_of_torch(family: str, tmp_path: Path) -> None:
+    model = model_of(TINY[family], {})
+    model.save_pretrained(tmp_path / "in")
+    source = dew.load(tmp_path / "in")
     assert check_gradients(model, source, tmp_path / "grads") < FAMILY_GRADIENT
 
 
 VARIANTS = [
     (family, i) for family in sorted(TINY) for i in range(len(TINY[family].variants))
 ]
-SAMPLE = random.Random(0).sample(VARIANTS, min(8, len(VARIANTS)))
+SAMPLE = random.Random(0).sample(VARIANTS, 6)
 
 
 def check_variant(family: str, i: int, folder: Path, seq: int) -> None:
@@ -163,3 +179,7 @@ def test_long_texts_have_the_logits_of_transformers(
     model = model_of(TINY[family], changes)
     model.save_pretrained(tmp_path)
     assert check_logits(model, dew.load(tmp_path), LONG) < LOGITS
+
+
+def test_the_table_of_the_docs_is_up_to_date() -> None:
+    assert families_table.table() in families_table.PAGE.read_text(encoding="utf-8")

@@ -71,7 +71,8 @@ def attention_scores(
         k,
         preferred_element_type=jnp.float32,
     )
-    scores = scores * (config.head_dim**-0.5 if config.scale is None else config.scale)
+    scale = config.head_dim**-0.5 if config.scale is None else config.scale
+    scores = scores * (scale * (config.rope.sharpness if config.rope else 1))
     if config.softcap is not None:
         scores = jnp.tanh(scores / config.softcap) * config.softcap
     if config.alibi:

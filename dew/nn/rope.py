@@ -151,13 +151,14 @@ def yarn_magnitude(
     factor: float, mscale: float | None = None, mscale_all_dim: float | None = None
 ) -> float:
     """The attention factor that YaRN infers where a config does not state it."""
-
-    def of(scale: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
-
     if mscale and mscale_all_dim:
-        return of(mscale) / of(mscale_all_dim)
-    return of(1.0)
+        return yarn_scale(factor, mscale) / yarn_scale(factor, mscale_all_dim)
+    return yarn_scale(factor, 1.0)
+
+
+def yarn_scale(factor: float, weight: float) -> float:
+    """How much attention sharpens when positions are stretched by `factor`."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,13 +223,14 @@ class Rope:
     """Turns the first `dim` dimensions of each head by angles that grow with position.
 
     Pairs are dimension i with i + dim / 2 (the two halves, as Hugging Face stores
-    them), or 2i with 2i + 1 where `interleaved`.
+    them), or 2i with 2i + 1 where `interleaved`. Scores are multiplied by `sharpness`.
     """
 
     dim: int
     theta: float = 10_000.0
     scaling: Scaling = Unscaled()
     interleaved: bool = False
+    sharpness: float = 1.0
 
     def tables(
         self, positions: Int[Array, "batch seq"]

@@ -1,0 +1,102 @@
+"""DeepSeek V3 and R1: latent attention, experts in groups, dense layers first."""
+
+from dew.converters import readers
+from dew.converters.families import parts
+from dew.converters.family import TIED_HEAD, Family
+from dew.converters.fields import Inert, Only, Read, Use
+from dew.converters.ropes import RopeFields
+from dew.converters.rules import FROM_HEADS, HEADS, Rule
+from dew.nn.config import MLP, MoE
+from dew.nn.layers import ACTIVATIONS
+
+FIELDS = {
+    **parts.SIZES,
+    **parts.GROUPED,
+    **parts.ROUTER_LOSS,
+    "vocab_size": Use("vocab", 129280),
+    "hidden_size": Use("embed", 7168),
+    "num_hidden_layers": Use("layers", 61),
+    "num_attention_heads": Use(("attention.heads", "attention.kv_heads"), 128),
+    # Latent attention has keys for every head.
+    "num_key_value_heads": Inert(128),
+    "qk_nope_head_dim": Use(
+        "attention.head_dim", 128, read=readers.total, beside=("qk_rope_head_dim",)
+    ),
+    "qk_rope_head_dim": Use("attention.latent.rope_dim", 64),
+    # Both follow from the two above.
+    "head_dim": Read(64),
+    "qk_head_dim": Inert(192),
+    "v_head_dim": Use("attention.latent.value_dim", 128),
+    "kv_lora_rank": Use("attention.latent.rank", 512),
+    "q_lora_rank": Use("attention.latent.query_rank", 1536, nullable=True),
+    "attention_bias": Use(("attention.latent.bias", "attention.out_bias"), False),
+    "rope_interleave": Only(True),
+    "intermediate_size": Use("dense.dim", 18432),
+    "hidden_act": Use(
+        ("mlp.activation", "mlp.shared.activation", "dense.activation"),
+        "silu",
+        among=ACTIVATIONS,
+    ),
+    "first_k_dense_replace": Use("dense_layers", 3, read=readers.first_layers),
+    "n_routed_experts": Use("mlp.experts", 256),
+    "num_experts_per_tok": Use("mlp.top_k", 8),
+    "moe_intermediate_size": Use("mlp.dim", 2048),
+    "n_shared_experts": Use(
+        "mlp.shared.dim", 1, read=readers.product, beside=("moe_intermediate_size",)
+    ),
+    "n_group": Use("mlp.groups", 8),
+    "topk_group": Use("mlp.top_groups", 4),
+    "norm_topk_prob": Use("mlp.normalize", True),
+    "routed_scaling_factor": Use("mlp.scale", 2.5),
+    "scoring_func": Only("sigmoid"),
+    "topk_method": Only("noaux_tc"),
+    "rms_norm_eps": Use("norm.eps", 1e-6),
+    "max_position_embeddings": Read(4096),
+    # Of training and of old implementations.
+    **{
+        name: Inert()
+        for name in (
+            "aux_loss_alpha",
+            "ep_size",
+            "moe_layer_freq",
+            "num_nextn_predict_layers",
+            "pretraining_tp",
+            "seq_aux",
+        )
+    },
+}
+
+ATTN, MLP_ = parts.ATTN, parts.LAYER + "mlp."
+TO = "layers/{n}/attn/"
+RULES = (
+    *parts.EMBED,
+    *parts.BEFORE,
+    *(
+        Rule(MLP_ + f"{x}_proj.weight", f"layers/{{n}}/mlp/{x}/weight")
+        for x in ("gate", "up", "down")
+    ),
+    *parts.EXPERTS,
+    Rule(ATTN + "q_proj.weight", TO + "q/weight", HEADS),
+    Rule(ATTN + "q_a_proj.{kind}", TO + "q_down/{kind}"),
+    Rule(ATTN + "q_a_layernorm.weight", TO + "q_norm/weight"),
+    Rule(ATTN + "q_b_proj.weight", TO + "q_up/weight", HEADS),
+    Rule(ATTN + "kv_a_proj_with_mqa.{kind}", TO + "kv_down/{kind}"),
+    Rule(ATTN + "kv_a_layernorm.weight", TO + "kv_norm/weight"),
+    Rule(ATTN + "kv_b_proj.weight", TO + "kv_up/weight", HEADS),
+    Rule(ATTN + "o_proj.weight", TO + "o/weight", FROM_HEADS),
+    Rule(ATTN + "o_proj.bias", TO + "o/bias"),
+    Rule(MLP_ + "gate.e_score_correction_bias", "moe/layers/{n}/mlp/router/bias"),
+    Rule(MLP_ + "shared_experts.{x}_proj.weight", "layers/{n}/mlp/shared/{x}/weight"),
+)
+
+DEEPSEEK_V3 = Family(
+    model_type="deepseek_v3",
+    architectures=("DeepseekV3ForCausalLM", "DeepseekV3Model"),
+    fields=FIELDS,
+    ropes=(RopeFields(head_dim="qk_rope_head_dim", interleaved=True, sharpens=True),),
+    constants={"mlp.scoring": "sigmoid", "mlp.balanced": True},
+    parts={"mlp": MoE, "mlp.shared": MLP},
+    rules=RULES,
+    copies=(TIED_HEAD,),
+    ignored=parts.IGNORED,
+)
