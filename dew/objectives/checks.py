@@ -10,6 +10,7 @@ that counts, a mask that is not shifted, and means of means.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -53,10 +54,15 @@ class Subject:
     variables: Variables
     batch: Batch
 
-    def pooled(self, params: Any, batches: Sequence[Batch]) -> jax.Array:
-        """The value of the statistics of all batches together."""
+    def pooled(
+        self, params: Any, variables: Variables, batches: Sequence[Batch]
+    ) -> jax.Array:
+        """The value of the statistics of all batches together.
+
+        Variables are arguments: closed over, real weights would be compiled in.
+        """
         step = Step(jnp.int32(0), jax.random.key(0))
-        tree = {**self.variables, "params": params}
+        tree = {**variables, "params": params}
         stats = [self.objective.loss(tree, batch, step)[0] for batch in batches]
         # As the trainer has it: a plain number is a term of unit mass.
         means = [
@@ -67,13 +73,24 @@ class Subject:
 
     def value(self, *batches: Batch) -> float:
         """The pooled loss."""
-        value = jax.jit(self.pooled)(self.variables["params"], batches)
-        return float(value)
+        return self.at(self.variables["params"], *batches)
+
+    def at(self, params: Any, *batches: Batch) -> float:
+        """The pooled loss at other parameters."""
+        return float(self._value(params, self.variables, batches))
+
+    @cached_property
+    def _value(self) -> Callable[..., jax.Array]:
+        return jax.jit(self.pooled)
+
+    @cached_property
+    def _with_slope(self) -> Callable[..., tuple[jax.Array, Any]]:
+        return jax.jit(jax.value_and_grad(self.pooled))
 
     def with_slope(self, *batches: Batch) -> tuple[float, Any]:
         """The pooled loss and its gradient."""
-        compiled = jax.jit(jax.value_and_grad(self.pooled))
-        value, slope = compiled(self.variables["params"], batches)
+        params = self.variables["params"]
+        value, slope = self._with_slope(params, self.variables, batches)
         return float(value), slope
 
 
@@ -204,11 +221,10 @@ def _slope(subject: Subject) -> Row:
             passed=value == 0,
         )
     params = subject.variables["params"]
-    compiled = jax.jit(subject.pooled)
 
     def at(size: float) -> float:
         moved = jax.tree.map(lambda p, g: p + size / norm * g, params, slope)
-        return float(compiled(moved, (subject.batch,)))
+        return subject.at(moved, subject.batch)
 
     # Small beside the curvature, large beside rounding: a hundredth of the value.
     size = min(0.01 * max(abs(value), 0.1) / norm, 0.01)
@@ -295,14 +311,15 @@ def _no_gradient(subject: Subject) -> Row | None:
     leaves = flatten(subject.variables[TEACHER])
     floats = {p: x for p, x in leaves.items() if jnp.issubdtype(x.dtype, jnp.floating)}
 
-    def value(moving: dict[str, Any]) -> jax.Array:
-        whole = leaves | dict(zip(floats, moving.values(), strict=True))
-        tree = {**subject.variables, TEACHER: unflatten(whole)}
-        stats = subject.objective.loss(tree, subject.batch, step)[0]
+    def value(moving: dict[str, Any], variables: Variables, batch: Batch) -> jax.Array:
+        held = flatten(variables[TEACHER])
+        whole = held | dict(zip(floats, moving.values(), strict=True))
+        tree = {**variables, TEACHER: unflatten(whole)}
+        stats = subject.objective.loss(tree, batch, step)[0]
         return subject.objective.reduce_loss(stats)[0]
 
     moving = {f"{i:05d}": leaf for i, leaf in enumerate(floats.values())}
-    slope = jax.jit(jax.grad(value))(moving)
+    slope = jax.jit(jax.grad(value))(moving, subject.variables, subject.batch)
     found = float(optax.tree.norm(slope))
     return Row(
         name="no gradient reaches the teacher",
