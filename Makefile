@@ -21,14 +21,18 @@ lint: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
+# First without torch, as a user may have it; then with, for bridges is torch's side.
+CLEAN := build/clean/bin
 package: .venv/ready ## sdist → wheel → a clean environment that imports all three
-	rm -rf dist build/wheel-check
+	rm -rf dist build
 	$(BIN)/python -m build --no-isolation --outdir dist
-	$(PYTHON) -m venv build/wheel-check
-	build/wheel-check/bin/pip install --quiet --constraint constraints.txt dist/*.whl
-	cd build && wheel-check/bin/python -c "import dew, dew.converters, dew.bridges; \
-	    print('imported from', dew.__file__)"
-	rm -rf build/wheel-check
+	$(PYTHON) -m venv build/clean
+	$(CLEAN)/pip install --quiet --constraint constraints.txt dist/*.whl
+	cd build && clean/bin/python -c "import dew, dew.converters" && clean/bin/dew --help
+	$(CLEAN)/pip install --quiet --constraint constraints.txt "$$(echo dist/*.whl)[torch]"
+	cd build && clean/bin/python -c "import dew, dew.converters, dew.bridges; \
+	    print('all three imported from', dew.__file__)"
+	rm -rf build
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -1,5 +1,7 @@
 """The loop: what it counts, what it shows, what it refuses."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +200,53 @@ def test_fsdp_leaves_no_whole_copy_of_a_large_leaf() -> None:
     moment = jax.tree.leaves(state.optimizer)
     assert {shard.data.size for shard in up.addressable_shards} == {up.size // 8}
     assert moment
+
+
+def test_losses_are_the_same_when_layers_are_split_as_well(trace: list[float]) -> None:
+    split = losses_of(2, mesh=make_mesh(data=2, fsdp=2, tensor=2))
+    np.testing.assert_allclose(split, trace[:2], rtol=1e-5)
+
+
+def test_a_preview_reuses_the_scores_of_the_first_batch() -> None:
+    told = []
+
+    class Shown(Losses):
+        def on_preview(self, step: int, name: str, shown: Any) -> None:
+            told.append((step, name, shown.losses.shape))
+
+    run = trainer(callbacks=[Shown()], ema=False)
+    run.fit(Rows(), steps=1, evaluations=held_out(2))
+    assert told == [(1, "held_out", (8, 12))]
+
+
+def test_the_profiler_leaves_a_trace(tmp_path: Path, trace: list[float]) -> None:
+    seen = Losses()
+    trainer(callbacks=[seen]).fit(Rows(), steps=3, profile=tmp_path)
+    assert seen.losses == trace[:3]
+    assert list(tmp_path.rglob("*.xplane.pb"))
+
+
+FULL_DISK = """
+import resource, sys
+from tests.training import Checkpoints, Rows, trainer
+resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+run = trainer(checkpoints=Checkpoints(sys.argv[1], every=1), accumulation=1)
+try:
+    run.fit(Rows(), steps=2)
+except OSError as fault:
+    print(fault)
+"""
+
+
+def test_a_full_disk_is_an_error_that_names_the_folder(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    said = f"a checkpoint could not be written to {tmp_path / 'run'}"
+    assert said in done.stdout, done.stderr
+    assert "the last complete one is of commit None" in done.stdout
+    kept = Checkpoints(tmp_path / "run")
+    assert kept.latest() is None

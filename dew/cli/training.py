@@ -91,6 +91,8 @@ class Training:
     """Steps between checkpoints; there is one after the last as well."""
     track: tuple[str, ...] = ()
     """Trackers beside logs/metrics.jsonl: tensorboard, wandb, trackio."""
+    profile: Path | None = None
+    """A folder for jax's profiler, which watches the second step."""
     resume: bool = False
     """Go on from the newest checkpoint in --out."""
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
@@ -133,6 +135,7 @@ class Training:
             eval_every=self.eval_every,
             eval_on_start=True,
             resume=self.resume,
+            profile=self.profile,
         )
         task = objective.pipeline(state, ema=state.ema is not None)
         course = self._course(display)

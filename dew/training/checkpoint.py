@@ -113,7 +113,7 @@ class Checkpoints:
             name: leaf for name, leaf in _leaves(state).items() if name not in held
         }
         meta = {"held": held, "leaves": {n: _kind(x) for n, x in moving.items()}}
-        self._manager.wait_until_finished()
+        self.wait()
         self._manager.save(
             step,
             args=ocp.args.Composite(
@@ -193,8 +193,19 @@ class Checkpoints:
         return unflatten(leaves)
 
     def wait(self) -> None:
-        """Returns once everything is on disk."""
-        self._manager.wait_until_finished()
+        """Returns once everything is on disk.
+
+        Raises:
+            OSError: something could not be written, for want of space for example.
+        """
+        try:
+            self._manager.wait_until_finished()
+        except (OSError, ValueError, RuntimeError) as fault:
+            raise OSError(
+                f"a checkpoint could not be written to {self.folder}: "
+                f"{str(fault).splitlines()[0]}; the last complete one is of commit "
+                f"{self.latest()}"
+            ) from fault
 
     def close(self) -> None:
         """Waits, and lets go of the folder."""

@@ -1,7 +1,7 @@
 """Validation passes: every batch scored, every metric over the whole set."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -12,6 +12,9 @@ from jaxtyping import Array, Key
 from dew.objectives.base import Metric, Objective, Step
 from dew.training.mesh import place_batch
 from dew.typing import Batch, Variables
+
+PREVIEW = 2**31 - 1
+"""Folded into a pass's key for its preview; no batch has that number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +34,12 @@ def run_evaluation(
     step: int = 0,
     ema: Variables | None = None,
     mesh: Mesh | None = None,
+    preview: Callable[[Any], None] | None = None,
 ) -> dict[str, float]:
     """Scores a whole set and returns each metric's number.
 
     Every process takes part and gets the same answer; each batch has its own key.
+    `preview` is told what the objective shows of the first batch, with a key apart.
 
     Raises:
         TypeError: a metric reads another artifact than the objective's.
@@ -45,7 +50,11 @@ def run_evaluation(
     for i, batch in enumerate(evaluation.batches()):
         placed = batch if mesh is None else place_batch(batch, mesh)
         now = Step(jax.numpy.int32(step), jax.random.fold_in(key, i), ema)
-        artifact = _on_host(objective.evaluate(variables, placed, now))
+        scored = objective.evaluate(variables, placed, now)
+        if i == 0 and preview is not None:
+            apart = replace(now, key=jax.random.fold_in(key, PREVIEW))
+            preview(objective.preview(variables, placed, apart, scored=scored))
+        artifact = _on_host(scored)
         for name, metric in evaluation.metrics.items():
             contribution = metric(artifact)
             known = name in accumulated

@@ -111,5 +111,7 @@ def _flat(config: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str, An
     return flags | {f"weights of {name}": value for name, value in sources.items()}
 
 
-FREE = frozenset({"steps", "resume", "log_every", "eval_every", "json", "track"})
+FREE = frozenset(
+    {"steps", "resume", "log_every", "eval_every", "json", "track", "profile"}
+)
 """Settings that a resumed run may change."""

@@ -4,9 +4,10 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from pathlib import Path as FilePath
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -52,6 +53,9 @@ class Callback:
     def on_eval(self, step: int, metrics: Mapping[str, float]) -> None:
         """A validation pass has ended; metrics are named `set/metric`."""
 
+    def on_preview(self, step: int, name: str, shown: Any) -> None:
+        """`Objective.preview` of a set's first batch; every process is told."""
+
     def on_save(self, step: int) -> None:
         """The checkpoint of this commit is being written."""
 
@@ -71,12 +75,24 @@ class _Cadence:
     log: int
     evaluate: int | None
     save: int | None
+    profiled: str | FilePath | None = None
 
     def next(self, commit: int) -> int:
         """The first commit after this one at which anything is due."""
         periods = [p for p in (self.log, self.evaluate, self.save) if p]
         due = [self.last, *(commit - commit % p + p for p in periods)]
-        return min([*due, self.first] if commit < self.first else due)
+        if commit < self.first:
+            return min([*due, self.first])
+        return commit + 1 if self._is_watched(commit) else min(due)
+
+    def watching(self, commit: int) -> AbstractContextManager[None]:
+        """The profiler around the commit after `commit`, if that is the one."""
+        if self.profiled is None or not self._is_watched(commit):
+            return nullcontext()
+        return jax.profiler.trace(str(self.profiled))
+
+    def _is_watched(self, commit: int) -> bool:
+        return self.profiled is not None and commit == self.first
 
     def is_due(self, period: int | None, commit: int) -> bool:
         """Whether a thing of this period is due now."""
@@ -124,12 +140,14 @@ class Trainer:
         eval_every: int | None = None,
         eval_on_start: bool = False,
         resume: bool = False,
+        profile: str | FilePath | None = None,
     ) -> TrainState:
         """Trains until `steps` commits have been made, and returns the state.
 
         Evaluations run every `eval_every` commits and after the last. With `resume`,
         the newest checkpoint is taken up where it stood, the data's position included.
-        SIGTERM saves a checkpoint and exits with status 143.
+        SIGTERM saves a checkpoint and exits with status 143. `profile` is a folder for
+        jax's profiler, which watches the second commit after the start.
 
         Raises:
             ValueError: the folder of checkpoints is in use and `resume` is not set, or
@@ -152,11 +170,13 @@ class Trainer:
                 log=log_every,
                 evaluate=eval_every if evaluations else None,
                 save=self.checkpoints.every if self.checkpoints else None,
+                profiled=profile,
             )
             ledger = Ledger(self.max_rejections)
             while commits < steps:
                 goal = cadence.next(commits)
-                state = self._advance(state, feed, ledger, goal, terminated)
+                with cadence.watching(commits):
+                    state = self._advance(state, feed, ledger, goal, terminated)
                 commits = int(state.commits)
                 self._stop_if(terminated, feed, state, steps)
                 if commits == goal:
@@ -303,12 +323,17 @@ class Trainer:
                     step=int(state.accepted),
                     ema=averaged,
                     mesh=self.mesh,
+                    preview=partial(self._show, commits, label),
                 )
                 metrics |= {f"{label}/{metric}": v for metric, v in numbers.items()}
         self._record(commits, "eval", metrics)
         for callback in self.callbacks:
             callback.on_eval(commits, metrics)
         return metrics
+
+    def _show(self, step: int, name: str, shown: Any) -> None:
+        for callback in self.callbacks:
+            callback.on_preview(step, name, shown)
 
     def _save(
         self, state: TrainState, feed: "_Feed", metrics: Mapping[str, float] | None
