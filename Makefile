@@ -11,10 +11,10 @@ demo: .venv/ready ## the main job on a real model
 	$(BIN)/python -m examples.demo runs/demo
 
 test: .venv/ready lint package ## everything but the long grids
-	$(BIN)/python -m pytest -q -m "not full"
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not full"
 
 test-full: .venv/ready lint package ## everything
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 lint: .venv/ready
 	$(BIN)/ruff check .

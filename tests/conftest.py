@@ -21,7 +21,9 @@ import pytest
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Many tests train the same tiny models: what one has compiled serves the others.
-jax.config.update("jax_compilation_cache_dir", tempfile.mkdtemp(prefix="dew-xla-"))
+# Workers inherit the folder from the process that starts them.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", tempfile.mkdtemp(prefix="dew-xla-"))
+jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
