@@ -70,9 +70,9 @@ def load(
     """
     if road == "lowered":
         lowered = _bridge("loading").load_lowered
-        return lowered(_export_of(address), dtype=dtype, shardings=shardings)
+        return lowered(address, dtype=dtype, shardings=shardings)
     return load_native(
-        _export_of(address),
+        address,
         dtype=dtype,
         shardings=shardings,
         tied=tied,
@@ -140,25 +140,12 @@ def live_batches(address: str, data: Any, *, top_k: int, temperature: float) -> 
     See `dew.bridges.live.LiveBatches`.
     """
     live = _bridge("live").live_batches
-    return live(_export_of(address), data, top_k=top_k, temperature=temperature)
+    return live(address, data, top_k=top_k, temperature=temperature)
 
 
 def is_run(address: str | os.PathLike[str]) -> bool:
     """Whether an address is the folder of a run of ours."""
     return RunFolder(Path(address)).record.is_file()
-
-
-def _export_of(address: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """A run's export; any other address as it is."""
-    if not is_run(address):
-        return address
-    export = RunFolder(Path(address)).export
-    if not export.is_dir():
-        raise ValueError(
-            f"the run {address} has no export yet: `dew export {address} FOLDER` "
-            "writes one from its newest checkpoint"
-        )
-    return export
 
 
 def certify(
@@ -173,9 +160,8 @@ def certify(
         ValueError: the folder cannot be loaded.
     """
     certificate = _bridge("certificate")
-    folder = _export_of(folder)
     ours = load(folder, dtype="float32")
-    return certificate.certify(ours, folder, prompts=prompts)
+    return certificate.certify(ours, ours.folder.path, prompts=prompts)
 
 
 def save_certified(

@@ -14,14 +14,25 @@ ROOT = Path(__file__).parent.parent
 STEPS = 12
 
 
-def start(folder: Path, losses: Path) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.training", str(folder), str(STEPS), str(losses)],
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "XLA_FLAGS": ""},
-    )
+def start(folder: Path, losses: Path) -> "subprocess.Popen[bytes]":
+    with losses.with_name("errors").open("ab") as errors:
+        return subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "tests.training",
+                *map(str, (folder, STEPS, losses)),
+            ],
+            cwd=ROOT,
+            stderr=errors,
+            env={**os.environ, "XLA_FLAGS": ""},
+        )
+
+
+def finish(folder: Path, losses: Path) -> None:
+    """Lets a run go on to its end."""
+    code = start(folder, losses).wait(timeout=300)
+    assert code == 0, losses.with_name("errors").read_text()
 
 
 def trace(losses: Path) -> dict[int, set[str]]:
@@ -36,16 +47,15 @@ def trace(losses: Path) -> dict[int, set[str]]:
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[int, set[str]]:
     folder = tmp_path_factory.mktemp("whole")
-    process = start(folder / "run", folder / "losses")
-    assert process.wait(timeout=300) == 0, process.communicate()[1]
+    finish(folder / "run", folder / "losses")
     return trace(folder / "losses")
 
 
 def wait_for_commits(
-    losses: Path, count: int, process: "subprocess.Popen[str]"
+    losses: Path, count: int, process: "subprocess.Popen[bytes]"
 ) -> None:
     while not losses.exists() or len(losses.read_text().splitlines()) < count:
-        assert process.poll() is None, process.communicate()[1]
+        assert process.poll() is None, "the run ended before its time"
         time.sleep(0.005)
 
 
@@ -61,8 +71,7 @@ def test_killed_twice_and_resumed_the_trace_is_bit_equal(
         time.sleep(rng.uniform(0, 0.05))
         process.send_signal(signal.SIGKILL)
         process.wait()
-    process = start(tmp_path / "run", losses)
-    assert process.wait(timeout=300) == 0, process.communicate()[1]
+    finish(tmp_path / "run", losses)
     assert trace(losses) == uninterrupted
 
 
@@ -76,8 +85,7 @@ def test_killed_while_a_save_is_under_way_the_trace_is_bit_equal(
         time.sleep(0.0005)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    process = start(run, losses)
-    assert process.wait(timeout=300) == 0, process.communicate()[1]
+    finish(run, losses)
     assert trace(losses) == uninterrupted
 
 
@@ -91,5 +99,5 @@ def test_sigterm_saves_and_exits_143(
     assert process.wait(timeout=60) == 143
     done = max(trace(losses))
     assert (run / str(done)).is_dir()
-    assert start(run, losses).wait(timeout=300) == 0
+    finish(run, losses)
     assert trace(losses) == uninterrupted

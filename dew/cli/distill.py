@@ -56,7 +56,11 @@ class Distill(Training):
         console = Console(stderr=True, quiet=jax.process_index() > 0)
         self._check()
         student = load_to_train(
-            self.student, dtype=self.dtype, road=self.road, remat=self.remat
+            self.student,
+            dtype=self.dtype,
+            road=self.road,
+            remat=self.remat,
+            stack=self.stack,
         )
         taught = self._taught(student, console)
         picked = self._terms(student, taught.source)

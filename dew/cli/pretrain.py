@@ -22,7 +22,11 @@ class Pretrain(Training):
         """Trains, exports, certifies and reports; the first process speaks for all."""
         console = Console(stderr=True, quiet=jax.process_index() > 0)
         source = load_to_train(
-            self.model, dtype=self.dtype, road=self.road, remat=self.remat
+            self.model,
+            dtype=self.dtype,
+            road=self.road,
+            remat=self.remat,
+            stack=self.stack,
         )
         result = self.train(
             CausalLM(source=source, seq_len=self.seq_len),

@@ -12,6 +12,7 @@ from rich.console import Console
 from dew import roads
 from dew.cli.models import (
     Precision,
+    Stack,
     eos_of,
     texts,
     tokenizer_of,
@@ -75,6 +76,8 @@ class Training:
     """The way into JAX; auto takes the native one."""
     remat: Remat = "none"
     """What the backward pass computes again, to save memory."""
+    stack: Stack = "auto"
+    """How blocks run: unrolled, or scanned as one loop; auto unrolls on a CPU."""
     packing: Literal["wrapped", "best_fit"] = "wrapped"
     """wrapped wastes nothing, best_fit keeps documents whole."""
     text_field: str = "text"
