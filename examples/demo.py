@@ -54,8 +54,8 @@ def run(out: Path) -> int:
     whole = json.loads(proof.read_text(encoding="utf-8"))
     whole["torch"] = {"prompt": PROMPT, "before": before, "after": after}
     proof.write_text(json.dumps(whole, indent=2, ensure_ascii=False) + "\n", "utf-8")
-    console.print(f"torch before: {PROMPT}{before!r}", markup=False)
-    console.print(f"torch after:  {PROMPT}{after!r}", markup=False)
+    console.print(f"torch before: {PROMPT}{before}", markup=False)
+    console.print(f"torch after:  {PROMPT}{after}", markup=False)
     console.print(f"all of it: {proof}")
     return 0
 

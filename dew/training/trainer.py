@@ -4,11 +4,11 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, partial
 from pathlib import Path as FilePath
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,27 +18,16 @@ from jaxtyping import Array, Key
 
 from dew.objectives.base import Objective
 from dew.state import TrainState
+from dew.training.cadence import Cadence
 from dew.training.checkpoint import Checkpoints
 from dew.training.evaluation import Evaluation, run_evaluation
+from dew.training.feed import Feed
 from dew.training.ledger import Ledger, Log, TrainingError
-from dew.training.mesh import DECODER_RULES, Rules, place_batch, shardings_of
+from dew.training.mesh import DECODER_RULES, Rules, shardings_of
 from dew.training.optimizers import Optimizer
 from dew.training.step import TrainStep
 from dew.training.tracking import Several, Tracker, several
 from dew.typing import Batch
-
-
-@runtime_checkable
-class Resumable(Protocol):
-    """Data whose position can be read, as JSON, and restored."""
-
-    def get_state(self) -> dict[str, Any]:
-        """The position."""
-        ...
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Goes to a position."""
-        ...
 
 
 class Callback:
@@ -61,46 +50,6 @@ class Callback:
 
     def on_end(self, faults: Sequence[str]) -> None:
         """The run has ended, well or not; `faults` are the trackers'."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Cadence:
-    """At which commits something is due; at the last one everything is.
-
-    The `first` commit after a start is logged by itself: it holds the compilation.
-    """
-
-    first: int
-    last: int
-    log: int
-    evaluate: int | None
-    save: int | None
-    profiled: str | FilePath | None = None
-
-    def next(self, commit: int) -> int:
-        """The first commit after this one at which anything is due."""
-        periods = [p for p in (self.log, self.evaluate, self.save) if p]
-        due = [self.last, *(commit - commit % p + p for p in periods)]
-        if commit < self.first:
-            return min([*due, self.first])
-        return commit + 1 if self._is_watched(commit) else min(due)
-
-    def watching(self, commit: int) -> AbstractContextManager[None]:
-        """The profiler around the commit after `commit`, if that is the one."""
-        if self.profiled is None or not self._is_watched(commit):
-            return nullcontext()
-        return jax.profiler.trace(str(self.profiled))
-
-    def _is_watched(self, commit: int) -> bool:
-        return self.profiled is not None and commit == self.first
-
-    def is_due(self, period: int | None, commit: int) -> bool:
-        """Whether a thing of this period is due now."""
-        return period is not None and (commit % period == 0 or commit == self.last)
-
-    def is_log_due(self, commit: int) -> bool:
-        """Whether the commits since the last log are to be summed up now."""
-        return commit == self.first or self.is_due(self.log, commit)
 
 
 @dataclass(eq=False)
@@ -155,7 +104,7 @@ class Trainer:
             TrainingError: the data ended early, or too much of it came to nothing.
         """
         _check_periods(steps=steps, log_every=log_every, eval_every=eval_every)
-        feed = _Feed(data, self.mesh, set(self.objective.inputs))
+        feed = Feed(data, self.mesh, set(self.objective.inputs))
         with _sigterm() as terminated, self._tracking() as tracker:
             state = self._start(feed, resume)
             commits = int(state.commits)
@@ -164,7 +113,7 @@ class Trainer:
                 callback.on_start(commits, steps)
             if evaluations and eval_on_start and commits == 0:
                 self._evaluate(state, evaluations)
-            cadence = _Cadence(
+            cadence = Cadence(
                 first=commits + 1,
                 last=steps,
                 log=log_every,
@@ -206,7 +155,7 @@ class Trainer:
         out = (self._placement, NamedSharding(self.mesh, PartitionSpec()))
         return jax.jit(self._step.attempt, donate_argnums=0, out_shardings=out)
 
-    def _start(self, feed: "_Feed", resume: bool) -> TrainState:
+    def _start(self, feed: Feed, resume: bool) -> TrainState:
         """A new run's state, or the newest checkpoint's."""
         saved = self.checkpoints
         if saved is None:
@@ -243,7 +192,7 @@ class Trainer:
     def _advance(
         self,
         state: TrainState,
-        feed: "_Feed",
+        feed: Feed,
         ledger: Ledger,
         goal: int,
         terminated: threading.Event,
@@ -261,7 +210,7 @@ class Trainer:
         return state
 
     def _stop_if(
-        self, terminated: threading.Event, feed: "_Feed", state: TrainState, steps: int
+        self, terminated: threading.Event, feed: Feed, state: TrainState, steps: int
     ) -> None:
         """Saves and leaves where a signal or the end of the data says so."""
         ended = feed.ended and int(state.commits) < steps
@@ -281,9 +230,9 @@ class Trainer:
     def _attend(
         self,
         state: TrainState,
-        feed: "_Feed",
+        feed: Feed,
         ledger: Ledger,
-        cadence: _Cadence,
+        cadence: Cadence,
         evaluations: Mapping[str, Evaluation],
     ) -> None:
         """Logs, evaluates and saves what is due at this commit."""
@@ -336,7 +285,7 @@ class Trainer:
             callback.on_preview(step, name, shown)
 
     def _save(
-        self, state: TrainState, feed: "_Feed", metrics: Mapping[str, float] | None
+        self, state: TrainState, feed: Feed, metrics: Mapping[str, float] | None
     ) -> None:
         if self.checkpoints is None:
             return
@@ -369,85 +318,6 @@ class Trainer:
         if not isinstance(self.optimizer, Optimizer):
             return None
         return float(np.asarray(self.optimizer.schedule(commits)))
-
-
-class _Feed:
-    """The data as the step reads it: arrays only, always of the same shapes."""
-
-    def __init__(
-        self, data: Iterator[Batch], mesh: Mesh | None, needed: set[str]
-    ) -> None:
-        self._data = data
-        self._mesh = mesh
-        self._needed = needed
-        self._first: Batch | None = None
-        self._spec: dict[str, str] = {}
-        self.ended = False
-
-    def peek(self) -> Batch:
-        """The first batch, which `take` gives next."""
-        if self._first is None:
-            self._first = self.take()
-        if self._first is None:
-            raise TrainingError("the data is empty: it yielded no batch")
-        return self._first
-
-    def take(self) -> Batch | None:
-        """The next batch on its devices, None once there is none."""
-        if self._first is not None:
-            first, self._first = self._first, None
-            return first
-        try:
-            batch = next(self._data)
-        except StopIteration:
-            self.ended = True
-            return None
-        arrays = {
-            k: v for k, v in batch.items() if isinstance(v, np.ndarray | jax.Array)
-        }
-        self._check(arrays)
-        if self._mesh is not None:
-            return place_batch(arrays, self._mesh)
-        return {name: jax.numpy.asarray(array) for name, array in arrays.items()}
-
-    def check_resumable(self) -> None:
-        """Refuses data without a position where the run is to be resumable."""
-        if not isinstance(self._data, Resumable):
-            raise TypeError(
-                f"checkpoints need data with get_state() and set_state(), which "
-                f"{type(self._data).__name__} lacks"
-            )
-
-    def position(self) -> dict[str, Any] | None:
-        """Where the data stands, for a checkpoint."""
-        return self._data.get_state() if isinstance(self._data, Resumable) else None
-
-    def go_to(self, position: dict[str, Any]) -> None:
-        """Goes to a saved position; a batch already looked at is given back."""
-        if isinstance(self._data, Resumable):
-            self._data.set_state(position)
-        self._first = None
-        self.ended = False
-
-    def _check(self, arrays: Mapping[str, Any]) -> None:
-        lacking = sorted(self._needed - set(arrays))
-        if lacking:
-            raise ValueError(
-                f"the batch lacks {', '.join(lacking)}, which the objective reads; it "
-                f"has {', '.join(sorted(arrays)) or 'no array'}"
-            )
-        now = {name: f"{a.dtype}{list(a.shape)}" for name, a in arrays.items()}
-        first = self._spec = self._spec or now
-        faults = [
-            f"{name} was {first.get(name, 'absent')}, is {now.get(name, 'absent')}"
-            for name in sorted({*first, *now})
-            if first.get(name) != now.get(name)
-        ]
-        if faults:
-            raise ValueError(
-                "every batch must look like the first, or the step would be compiled "
-                "again: " + "; ".join(faults)
-            )
 
 
 def _check_periods(**periods: int | None) -> None:
