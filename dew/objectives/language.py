@@ -239,11 +239,16 @@ def next_token_losses(
     logits: Float[Array, "batch seq vocab"], tokens: Int[Array, "batch seq"]
 ) -> Float[Array, "batch seq"]:
     """-log softmax(logits) of the following token, float32; the last position is 0."""
+    return token_losses(logits, jnp.roll(tokens, -1, axis=1)).at[:, -1].set(0)
+
+
+def token_losses(
+    logits: Float[Array, "batch seq vocab"], labels: Int[Array, "batch seq"]
+) -> Float[Array, "batch seq"]:
+    """-log softmax(logits) of the labels, float32 or wider."""
     logits = wide(logits)
-    labels = jnp.roll(tokens, -1, axis=1)
     chosen = jnp.take_along_axis(logits, labels[:, :, None], axis=-1)[:, :, 0]
-    losses = jax.nn.logsumexp(logits, axis=-1) - chosen
-    return losses.at[:, -1].set(0)
+    return jax.nn.logsumexp(logits, axis=-1) - chosen
 
 
 def _next(flags: Bool[Array, "batch seq"]) -> Bool[Array, "batch seq"]:

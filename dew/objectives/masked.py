@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from dew.objectives.base import Aux, EMASpec, InputSpec, Mean, Objective, Step
 from dew.objectives.forward import forward, scored, started
 from dew.objectives.hiding import hide_tokens, real_tokens
-from dew.objectives.language import INPUTS, TokenScores
+from dew.objectives.language import INPUTS, TokenScores, token_losses
 from dew.source import Source
 from dew.state import TrainState
 from dew.tasks.scoring import Scoring
@@ -100,8 +100,5 @@ class MaskedLM(Objective[Mean, None]):
             Step(step.step, dropout),
             train=train,
         )
-        logits = wide(outputs.logits)
-        wanted = jnp.maximum(labels, 0)[:, :, None]
-        chosen = jnp.take_along_axis(logits, wanted, axis=-1)[:, :, 0]
-        losses = jax.nn.logsumexp(logits, axis=-1) - chosen
+        losses = token_losses(wide(outputs.logits), jnp.maximum(labels, 0))
         return TokenScores(losses, (labels >= 0).astype(jnp.float32))
