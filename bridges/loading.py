@@ -27,7 +27,7 @@ from dew.converters.folder import Folder, read_folder
 from dew.converters.loading import Shardings, read_variables
 from dew.converters.naming import brief
 from dew.converters.pretrained import Pretrained
-from dew.converters.rules import Table, plain_table
+from dew.converters.table import Table, plain_table
 from dew.converters.weights import FLOATS, Weights
 from dew.typing import Path
 

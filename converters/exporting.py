@@ -23,8 +23,8 @@ from dew.converters.card import model_card
 from dew.converters.folder import CONFIG
 from dew.converters.naming import brief
 from dew.converters.pretrained import Pretrained
-from dew.converters.rules import Piece, shown
 from dew.converters.staging import staged
+from dew.converters.table import Piece, shown
 from dew.converters.tensors import Spec, write_file
 from dew.converters.weights import FLOATS, INDEX, SINGLE
 from dew.tree import flatten, thaw

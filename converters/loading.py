@@ -14,16 +14,11 @@ from dew.converters.address import local_folder
 from dew.converters.families import FAMILIES
 from dew.converters.family import Family
 from dew.converters.folder import Folder, read_folder
+from dew.converters.matching import build_table
 from dew.converters.naming import nearest
 from dew.converters.pretrained import Pretrained
-from dew.converters.rules import (
-    Index,
-    Prefix,
-    Table,
-    build_table,
-    name_faults,
-    template_pattern,
-)
+from dew.converters.rules import Prefix, template_pattern
+from dew.converters.table import Index, Table, name_faults
 from dew.converters.ties import Tied, Ties, settle
 from dew.converters.weights import Weights, unreadable
 from dew.tree import flatten, unflatten

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from dew.converters.folder import Folder
-from dew.converters.rules import Table
+from dew.converters.table import Table
 from dew.converters.ties import Ties
 from dew.source import Source
 from dew.typing import Variables

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from dew.converters.layouts import Layout
-from dew.converters.rules import Piece, Rule, Table, build_table
+from dew.converters.matching import build_table
+from dew.converters.rules import Rule
+from dew.converters.table import Piece, Table
 from dew.typing import Path
 
 Stored = dict[str, np.ndarray]
