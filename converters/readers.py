@@ -128,3 +128,18 @@ def product(first: int, second: int) -> int:
 def first_layers(count: int) -> tuple[int, ...]:
     """The numbers of the first layers."""
     return tuple(range(count))
+
+
+def stated(number: int | None) -> int:
+    """The number, which transformers has no default for."""
+    if number is None:
+        raise ValueError("must be a number, got null")
+    return number
+
+
+GREEDY, LIMITED = "greedy", "group_limited_greedy"
+
+
+def limited(method: str, groups: int | None) -> int:
+    """How many groups there are; one where experts are chosen among all."""
+    return stated(groups) if method == LIMITED else 1

@@ -56,7 +56,7 @@ class RopeFields:
     `layer_type` picks one dict where configs nest one for each kind of layer, and
     `old_theta` and `old_fraction` are the version 4 fields that have this embedding's
     theta and turning part alone. `sharpens` says that mscale_all_dim multiplies scores,
-    as in DeepSeek's code.
+    as in DeepSeek's code, and `wide` that the code turns heads in float32.
     """
 
     to: str = "attention.rope"
@@ -70,6 +70,7 @@ class RopeFields:
     old_theta: str | None = None
     old_fraction: str = "partial_rotary_factor"
     sharpens: bool = False
+    wide: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -139,6 +140,7 @@ class RopeFields:
             scaling=SCALINGS[kind](facts, dim),
             interleaved=self.interleaved,
             sharpness=self._sharpness(facts),
+            wide=self.wide,
         )
 
     def _sharpness(self, facts: Mapping[str, Any]) -> float:

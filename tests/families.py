@@ -285,6 +285,38 @@ TINY: Mapping[str, Tiny] = {
         },
         variants=({"swiglu_limit": 1.0, "head_dim": 16},),
     ),
+    "deepseek_v2": Tiny(
+        config=hf.DeepseekV2Config,
+        fields={
+            **MIXED,
+            "num_key_value_heads": 4,
+            "n_routed_experts": 4,
+            "first_k_dense_replace": 1,
+            "topk_method": "group_limited_greedy",
+            "n_group": 2,
+            "topk_group": 1,
+            "routed_scaling_factor": 1.5,
+            "kv_lora_rank": 16,
+            "q_lora_rank": 12,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 4,
+            "v_head_dim": 6,
+        },
+        variants=(
+            {"q_lora_rank": None, "topk_method": "greedy", "first_k_dense_replace": 0},
+            {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+            {
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "rope_theta": 1e4,
+                    "factor": 4.0,
+                    "mscale": 0.707,
+                    "mscale_all_dim": 0.9,
+                    "original_max_position_embeddings": 16,
+                }
+            },
+        ),
+    ),
     "deepseek_v3": Tiny(
         config=hf.DeepseekV3Config,
         fields={

@@ -30,6 +30,15 @@ CASES = {
         balanced=True,
         shared=MLP(dim=3),
     ),
+    "softmax in groups by their best expert": MoE(
+        experts=6,
+        top_k=2,
+        dim=5,
+        normalize=False,
+        groups=3,
+        top_groups=1,
+        best=1,
+    ),
 }
 
 
@@ -55,7 +64,7 @@ def mixed(x: np.ndarray, c: MoE, params: Any, bias: np.ndarray) -> np.ndarray:
     if c.scoring == "softmax":
         scores = np.exp(logits) / np.exp(logits).sum()
     ranks = (scores + bias).reshape(c.groups, -1)
-    best = np.sort(ranks, axis=1)[:, -2:].sum(axis=1)
+    best = np.sort(ranks, axis=1)[:, -c.best :].sum(axis=1)
     ranks[np.argsort(-best)[c.top_groups :]] = -np.inf
     chosen = np.argsort(-ranks.reshape(-1))[: c.top_k]
     weights = scores[chosen] / (scores[chosen].sum() if c.normalize else 1)
@@ -150,6 +159,7 @@ def test_the_maxima_are_those_of_the_visible_scores() -> None:
         ({"top_k": 5}, r"top_k must be in \[1, 4\], got 5"),
         ({"groups": 3}, "groups must divide 4, got 3"),
         ({"top_groups": 2}, r"top_groups must be in \[1, 1\], got 2"),
+        ({"groups": 2, "top_k": 3}, r"at most the 1 open groups' 2 experts, got 3"),
     ],
 )
 def test_a_mixture_that_cannot_be_is_refused(

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dew.converters.families.bloom import BLOOM
 from dew.converters.families.cohere import COHERE
 from dew.converters.families.cohere2 import COHERE2
+from dew.converters.families.deepseek_v2 import DEEPSEEK_V2
 from dew.converters.families.deepseek_v3 import DEEPSEEK_V3
 from dew.converters.families.exaone4 import EXAONE4
 from dew.converters.families.falcon import FALCON
@@ -72,6 +73,7 @@ FAMILIES: Mapping[str, Family] = {
         OLMOE,
         GRANITEMOE,
         GPT_OSS,
+        DEEPSEEK_V2,
         DEEPSEEK_V3,
     )
 }

@@ -50,6 +50,8 @@ FIELDS = {
     "routed_scaling_factor": Use("mlp.scale", 2.5),
     "scoring_func": Only("sigmoid"),
     "topk_method": Only("noaux_tc"),
+    # DeepSeek's own code reads it and transformers does not.
+    "moe_layer_freq": Only(1),
     "rms_norm_eps": Use("norm.eps", 1e-6),
     "max_position_embeddings": Read(4096),
     # Of training and of old implementations.
@@ -58,7 +60,6 @@ FIELDS = {
         for name in (
             "aux_loss_alpha",
             "ep_size",
-            "moe_layer_freq",
             "num_nextn_predict_layers",
             "pretraining_tp",
             "seq_aux",
@@ -71,10 +72,7 @@ TO = "layers/{n}/attn/"
 RULES = (
     *parts.EMBED,
     *parts.BEFORE,
-    *(
-        Rule(MLP_ + f"{x}_proj.weight", f"layers/{{n}}/mlp/{x}/weight")
-        for x in ("gate", "up", "down")
-    ),
+    *parts.DENSE,
     *parts.EXPERTS,
     Rule(ATTN + "q_proj.weight", TO + "q/weight", HEADS),
     Rule(ATTN + "q_a_proj.{kind}", TO + "q_down/{kind}"),
@@ -86,7 +84,7 @@ RULES = (
     Rule(ATTN + "o_proj.weight", TO + "o/weight", FROM_HEADS),
     Rule(ATTN + "o_proj.bias", TO + "o/bias"),
     Rule(MLP_ + "gate.e_score_correction_bias", "moe/layers/{n}/mlp/router/bias"),
-    Rule(MLP_ + "shared_experts.{x}_proj.weight", "layers/{n}/mlp/shared/{x}/weight"),
+    Rule(MLP_ + "shared_experts.{x}_proj.{kind}", "layers/{n}/mlp/shared/{x}/{kind}"),
 )
 
 DEEPSEEK_V3 = Family(

@@ -106,6 +106,11 @@ EMBED = (
     Rule("model.norm.{kind}", "norm/{kind}"),
     Rule("lm_head.weight", "head/weight"),
 )
+DENSE = tuple(
+    Rule(LAYER + f"mlp.{x}_proj.{{kind}}", f"layers/{{n}}/mlp/{x}/{{kind}}")
+    for x in ("gate", "up", "down")
+)
+"""Gated MLPs of the layers without experts, beside those with."""
 GATED_MLP = (Rule(LAYER + "mlp.{x}_proj.{kind}", "layers/{n}/mlp/{x}/{kind}"),)
 FUSED_QKV = (
     *(

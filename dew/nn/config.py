@@ -171,6 +171,12 @@ class MoE:
             faults.append(
                 f"top_groups must be in [1, {self.groups}], got {self.top_groups}"
             )
+        elif self.top_k * self.groups > self.experts * self.top_groups:
+            faults.append(
+                f"top_k must be at most the {self.top_groups} open groups' "
+                f"{self.experts * self.top_groups // self.groups} experts, got "
+                f"{self.top_k}"
+            )
         if faults:
             raise ValueError("MoE: " + "; ".join(faults))
 

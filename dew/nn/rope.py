@@ -224,6 +224,7 @@ class Rope:
 
     Pairs are dimension i with i + dim / 2 (the two halves, as Hugging Face stores
     them), or 2i with 2i + 1 where `interleaved`. Scores are multiplied by `sharpness`.
+    Heads are turned in their own dtype, or in float32 where `wide`.
     """
 
     dim: int
@@ -231,6 +232,7 @@ class Rope:
     scaling: Scaling = Unscaled()
     interleaved: bool = False
     sharpness: float = 1.0
+    wide: bool = False
 
     def tables(
         self, positions: Int[Array, "batch seq"]
@@ -253,11 +255,13 @@ class Rope:
     ) -> Float[Array, "batch seq heads dim"]:
         """Turns queries or keys; dimensions past `dim` pass through.
 
-        Cosines and sines are rounded to the dtype of `x` first, as torch does.
+        Cosines and sines are rounded to the dtype they turn in first, as torch does.
         """
-        cos, sin = (table[:, :, None, :].astype(x.dtype) for table in tables)
         turned, rest = x[..., : self.dim], x[..., self.dim :]
+        turned = turned.astype(jnp.float32) if self.wide else turned
+        cos, sin = (table[:, :, None, :].astype(turned.dtype) for table in tables)
         turned = turned * cos + self._quarter_turn(turned) * sin
+        turned = turned.astype(x.dtype)
         return jnp.concatenate([turned, rest], axis=-1) if rest.shape[-1] else turned
 
     def _quarter_turn(
