@@ -21,6 +21,7 @@ from dew.bridges.lowered import Lowered
 from dew.bridges.lowering import lowered_module
 from dew.bridges.naming import dotted, recomputed, torch_inputs, untrained
 from dew.bridges.parity import check_parity
+from dew.bridges.pickles import unpickled
 from dew.bridges.tracing import TRACING
 from dew.converters.address import local_folder
 from dew.converters.folder import Folder, read_folder
@@ -55,7 +56,7 @@ def load_lowered(
             tensors are not those of the module; all of them are named.
         LoweringError: the module does not lower, or not to torch's answers.
     """
-    folder = read_folder(local_folder(address), os.fspath(address))
+    folder = read_folder(local_folder(address), os.fspath(address), unpickled)
     kind, config = _architecture(folder)
     wanted = _stored_dtype(folder.weights) if dtype is None else np.dtype(dtype)
     module = meta_module(kind, config, torch_dtype(wanted))

@@ -14,6 +14,8 @@ from huggingface_hub.errors import (
     LocalEntryNotFoundError,
 )
 
+from dew.converters.caching import cache_folder
+
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?")
 _HUB_FILES = (
     "*.json",
@@ -26,6 +28,7 @@ _HUB_FILES = (
     "LICENSE*",
     "NOTICE*",
 )
+_PICKLES = ("pytorch_model*.bin",)
 
 
 def local_folder(address: str | os.PathLike[str]) -> Path:
@@ -54,15 +57,20 @@ def local_folder(address: str | os.PathLike[str]) -> Path:
 
 def _from_hub(name: str, address: str) -> Path:
     repository, _, revision = name.rstrip("/").partition("@")
-    try:
-        return Path(
-            snapshot_download(
-                repository,
-                revision=revision or None,
-                allow_patterns=list(_HUB_FILES),
-                ignore_patterns=["original/*", "onnx/*"],
-            )
+
+    def fetch(*patterns: str) -> Path:
+        fetched = snapshot_download(
+            repository,
+            revision=revision or None,
+            allow_patterns=list(patterns),
+            ignore_patterns=["original/*", "onnx/*"],
         )
+        return Path(fetched)
+
+    try:
+        folder = fetch(*_HUB_FILES)
+        # Pickles double the download where there are safetensors as well.
+        return folder if any(folder.glob("*.safetensors")) else fetch(*_PICKLES)
     except (
         HfHubHTTPError,
         HFValidationError,
@@ -105,9 +113,3 @@ def _fetched(address: str) -> Path:
 
 def _hidden(file: str, root: str) -> bool:
     return any(part.startswith(".") for part in file.removeprefix(root).split("/"))
-
-
-def cache_folder() -> Path:
-    """Where fetched folders are kept: $DEW_CACHE, else the user's cache."""
-    base = os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")
-    return Path(os.environ.get("DEW_CACHE", Path(base) / "dew"))

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,11 +10,13 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from dew.converters.weights import INDEX, Weights, read_weights
+from dew.converters.weights import Weights, read_weights, weight_map
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
 CERTIFICATE = "certificate.json"
+BIN = "pytorch_model.bin"
+BIN_INDEX = "pytorch_model.bin.index.json"
 
 _WEIGHT_SUFFIXES = (
     ".safetensors",
@@ -96,8 +98,14 @@ def _is_side(name: str) -> bool:
     )
 
 
-def read_folder(path: Path, address: str) -> Folder:
+Unpickle = Callable[[Path], Path]
+"""Gives a folder with the tensors of another one's pickles; see `dew.bridges`."""
+
+
+def read_folder(path: Path, address: str, unpickle: Unpickle | None = None) -> Folder:
     """Reads a folder's config and the headers of its weights.
+
+    `unpickle` is asked where the only weights are pickles, which take torch to read.
 
     Raises:
         ValueError: it is no Hugging Face folder, or its weights are in a form that this
@@ -106,31 +114,45 @@ def read_folder(path: Path, address: str) -> Folder:
     path = _export_of_run(path)
     if not (path / CONFIG).exists():
         held = sorted(file.name for file in path.iterdir())[:8]
+        gguf = [name for name in held if name.endswith(".gguf")]
+        advice = f". Name a GGUF file itself: {address}/{gguf[0]}" if gguf else ""
         raise ValueError(
             f"{address} is no Hugging Face folder: it has no {CONFIG}; it holds "
-            f"{', '.join(held) or 'nothing'}"
+            f"{', '.join(held) or 'nothing'}{advice}"
         )
     config = _json_of(path / CONFIG)
     _refuse_quantised(config, address)
     weights = read_weights(path)
+    if weights is None and unpickle is not None and bin_files(path):
+        weights = read_weights(unpickle(path))
     if weights is None:
         raise ValueError(f"{address} has no weights that can be read: {_other(path)}")
     return Folder(path=path, address=address, config=config, weights=weights)
 
 
 def bin_files(path: Path) -> list[Path]:
-    """The pickled weight files of a folder without safetensors, for a bridge."""
-    if (path / "model.safetensors").exists() or (path / INDEX).exists():
-        return []
-    return sorted(path.glob("pytorch_model*.bin"))
+    """The pickled weight files that count in a folder; the index names its shards.
+
+    Raises:
+        ValueError: there are two sets of them.
+    """
+    index = path / BIN_INDEX
+    if not index.exists():
+        return [path / BIN] if (path / BIN).exists() else []
+    placed = weight_map(index)
+    if (path / BIN).exists() and BIN not in placed.values():
+        raise ValueError(
+            f"{path} holds both {BIN} and an {BIN_INDEX} that does not name it; remove "
+            "the one that is stale"
+        )
+    return sorted({path / name for name in placed.values()})
 
 
 def _other(path: Path) -> str:
     if bin_files(path):
         return (
-            "only pytorch_model.bin, a pickle. Turning it into safetensors needs "
-            "torch: pip install 'dew-bridge[torch]' and load it again, or save it once "
-            "with transformers' save_pretrained"
+            f"only {BIN}, a pickle, which takes torch to read: dew.load turns it into "
+            "safetensors, or save it once with transformers' save_pretrained"
         )
     return "no model.safetensors and no model.safetensors.index.json"
 

@@ -13,7 +13,7 @@ import numpy as np
 from dew.converters.address import local_folder
 from dew.converters.families import FAMILIES
 from dew.converters.family import Family
-from dew.converters.folder import Folder, read_folder
+from dew.converters.folder import Folder, Unpickle, read_folder
 from dew.converters.matching import build_table
 from dew.converters.naming import nearest
 from dew.converters.pretrained import Pretrained
@@ -35,6 +35,7 @@ def load_native(
     shardings: Shardings | None = None,
     tied: Tied | None = None,
     ignore_fields: Sequence[str] = (),
+    unpickle: Unpickle | None = None,
 ) -> Pretrained:
     """Loads a folder, hub id or URL whose architecture is one of `FAMILIES`.
 
@@ -49,11 +50,12 @@ def load_native(
         tied: which side counts where config and file disagree about a tied head, see
             `dew.converters.ties`.
         ignore_fields: fields of config.json that mean nothing.
+        unpickle: what turns a folder of pickles into safetensors; None refuses them.
 
     Raises:
         ValueError: anything in the folder that is not accounted for, all of it at once.
     """
-    folder = read_folder(local_folder(address), os.fspath(address))
+    folder = read_folder(local_folder(address), os.fspath(address), unpickle)
     family = family_of(folder.config, folder.address)
     weights = folder.weights
     spelling = _spelling(family, weights)

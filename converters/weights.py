@@ -103,7 +103,7 @@ def read_weights(folder: Path) -> Weights | None:
 
 
 def _indexed(folder: Path, text: bytes) -> Weights:
-    placed = _weight_map(folder, text)
+    placed = weight_map(folder / INDEX)
     if SINGLE not in placed.values() and (folder / SINGLE).exists():
         raise ValueError(
             f"{folder} holds both {SINGLE} and an {INDEX} that does not name it; "
@@ -127,18 +127,20 @@ def _indexed(folder: Path, text: bytes) -> Weights:
     )
 
 
-def _weight_map(folder: Path, text: bytes) -> dict[str, str]:
+def weight_map(index: Path) -> dict[str, str]:
+    """Returns the file of each tensor, as an index has it.
+
+    Raises:
+        ValueError: it has none, or names files elsewhere.
+    """
     try:
-        placed = json.loads(text)["weight_map"]
+        placed = json.loads(index.read_bytes())["weight_map"]
         names = set(placed.values())
-        plain = all(name == Path(name).name for name in names)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{folder / INDEX} has no weight_map: {error!r}") from error
-    if not plain:
         outside = sorted(name for name in names if name != Path(name).name)
-        raise ValueError(
-            f"{folder / INDEX} must name files beside it, got {', '.join(outside)}"
-        )
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{index} has no weight_map: {error!r}") from error
+    if outside:
+        raise ValueError(f"{index} must name files beside it, got {', '.join(outside)}")
     return placed
 
 

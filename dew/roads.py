@@ -77,7 +77,14 @@ def load(
         shardings=shardings,
         tied=tied,
         ignore_fields=ignore_fields,
+        unpickle=_unpickled,
     )
+
+
+def _unpickled(folder: Path) -> Path:
+    """Turns a folder's pickles into safetensors; asked only where it has no others."""
+    what = f"{folder} has its weights as pytorch_model.bin, a pickle; reading it"
+    return _bridge("pickles", what).unpickled(folder)
 
 
 def save(
@@ -216,8 +223,8 @@ def has_torch() -> bool:
     return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
 
 
-def _bridge(module: str) -> ModuleType:
+def _bridge(module: str, what: str = "this") -> ModuleType:
     """Imports a module of `bridges`, which needs torch."""
     if not has_torch():
-        raise ImportError(f"this needs torch and transformers: {INSTALL}")
+        raise ImportError(f"{what} needs torch and transformers: {INSTALL}")
     return importlib.import_module(f"dew.bridges.{module}")

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import dew
+from dew.converters.loading import load_native
 from tests import hf
 
 SHARDED = {"max_shard_size": "12KB"}
@@ -193,7 +194,7 @@ def test_a_quantised_config_is_refused_with_advice(copy: Path) -> None:
 def test_a_pickled_folder_says_what_turns_it(copy: Path) -> None:
     (copy / "model.safetensors").rename(copy / "pytorch_model.bin")
     with pytest.raises(ValueError, match=r"only pytorch_model\.bin, a pickle"):
-        dew.load(copy)
+        load_native(copy)
 
 
 def test_a_folder_that_is_no_model_says_what_it_holds(tmp_path: Path) -> None:
