@@ -7,16 +7,18 @@ import re
 from pathlib import Path
 
 import fsspec
-from huggingface_hub import snapshot_download
+from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import (
     HfHubHTTPError,
     HFValidationError,
     LocalEntryNotFoundError,
 )
 
-from dew.converters.caching import cache_folder
+from dew.converters.caching import cache_folder, made_from
+from dew.converters.gguf import write_model
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?")
+_HUB_GGUF = re.compile(r"([\w.-]+/[\w.-]+?)(?:@([\w.-]+))?/(.+\.gguf)")
 _HUB_FILES = (
     "*.json",
     "*.safetensors",
@@ -35,17 +37,28 @@ def local_folder(address: str | os.PathLike[str]) -> Path:
     """Returns the folder that an address names, fetched first if it lies elsewhere.
 
     An address is a folder, `hf://org/name` or `org/name` with `@revision` where wanted,
-    or a URL of any file system that fsspec knows (`gs://bucket/model`).
+    or a URL of any file system that fsspec knows (`gs://bucket/model`). Any of them may
+    name a .gguf file instead: it stands for the folder made of it, in the cache.
 
     Raises:
         ValueError: there is no such folder.
     """
-    text = os.fspath(address)
-    path = Path(text).expanduser()
+    path = _local(os.fspath(address))
     if path.is_dir():
-        return path.resolve()
+        return path
+    if path.suffix != ".gguf":
+        raise ValueError(
+            f"{os.fspath(address)} is a file; a model is the folder that holds it, or "
+            "a .gguf file"
+        )
+    return made_from([path], "gguf", lambda partial: write_model(path, partial))
+
+
+def _local(text: str) -> Path:
+    """The folder or file of an address, here."""
+    path = Path(text).expanduser()
     if path.exists():
-        raise ValueError(f"{text} is a file; a model is the folder that holds it")
+        return path.resolve() if path.is_dir() else path.absolute()
     if text.startswith("hf://"):
         return _from_hub(text.removeprefix("hf://").removeprefix("models/"), text)
     if "://" in text:
@@ -56,6 +69,7 @@ def local_folder(address: str | os.PathLike[str]) -> Path:
 
 
 def _from_hub(name: str, address: str) -> Path:
+    file = _HUB_GGUF.fullmatch(name)
     repository, _, revision = name.rstrip("/").partition("@")
 
     def fetch(*patterns: str) -> Path:
@@ -68,6 +82,8 @@ def _from_hub(name: str, address: str) -> Path:
         return Path(fetched)
 
     try:
+        if file:
+            return Path(hf_hub_download(file[1], file[3], revision=file[2]))
         folder = fetch(*_HUB_FILES)
         # Pickles double the download where there are safetensors as well.
         return folder if any(folder.glob("*.safetensors")) else fetch(*_PICKLES)
@@ -79,12 +95,12 @@ def _from_hub(name: str, address: str) -> Path:
     ) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(
-            f"{address} is neither a folder here nor to be had from the hub: {reason}"
+            f"{address} is neither here nor to be had from the hub: {reason}"
         ) from error
 
 
 def _fetched(address: str) -> Path:
-    """Copies a remote folder into the cache; files that did not change stay."""
+    """Copies a remote folder, or one file, into the cache; what is there stays."""
     try:
         files, root = fsspec.core.url_to_fs(address)
         listed = [file for file in files.find(root) if not _hidden(file, root)]
@@ -98,7 +114,7 @@ def _fetched(address: str) -> Path:
     known = json.loads(note.read_text()) if note.exists() else {}
     marks = {}
     for file in listed:
-        name = file.removeprefix(root).lstrip("/")
+        name = file.removeprefix(root).lstrip("/") or Path(root).name
         marks[name] = str(files.checksum(file))
         if known.get(name) != marks[name] or not (target / name).exists():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +124,7 @@ def _fetched(address: str) -> Path:
     for name in set(known) - set(marks):
         (target / name).unlink(missing_ok=True)
     note.write_text(json.dumps(marks))
-    return target
+    return target / Path(root).name if listed == [root] else target
 
 
 def _hidden(file: str, root: str) -> bool:

@@ -51,19 +51,24 @@ def folder_from_gguf(
         ValueError: the file is no GGUF, holds an architecture, a tokenizer, metadata or
             tensors that no table here accounts for, or `out` is taken.
     """
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     out = Path(out).absolute()
     with staged(out) as partial:
-        source = Source(_reader(Path(path)))
-        arch = architecture(source)
-        config = config_from_metadata(source, arch)
-        slots = _slots(source, arch, config)
-        source.check_all_read()
-        _write_weights(partial / SINGLE, slots, np.dtype(DTYPES[dtype]))
-        for name, content in _side_files(source, config, dtype).items():
-            (partial / name).write_text(content, encoding="utf-8")
+        write_model(path, partial, dtype=dtype)
     return out
+
+
+def write_model(path: str | Path, folder: Path, *, dtype: str = "float32") -> None:
+    """Writes what `folder_from_gguf` does into a folder that is there and empty."""
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    source = Source(_reader(Path(path)))
+    arch = architecture(source)
+    config = config_from_metadata(source, arch)
+    slots = _slots(source, arch, config)
+    source.check_all_read()
+    _write_weights(folder / SINGLE, slots, np.dtype(DTYPES[dtype]))
+    for name, content in _side_files(source, config, dtype).items():
+        (folder / name).write_text(content, encoding="utf-8")
 
 
 def _reader(path: Path) -> "GGUFReader":

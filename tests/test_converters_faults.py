@@ -206,7 +206,7 @@ def test_a_folder_that_is_no_model_says_what_it_holds(tmp_path: Path) -> None:
 def test_an_address_that_leads_nowhere_says_so(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no folder"):
         dew.load(tmp_path / "nowhere" / "at" / "all")
-    with pytest.raises(ValueError, match="neither a folder here nor to be had from"):
+    with pytest.raises(ValueError, match="neither here nor to be had from"):
         dew.load("nobody/nothing")
 
 
