@@ -51,6 +51,24 @@ class LateWindows(Derived):
 
 
 @dataclass(frozen=True)
+class EarlyWindows(Derived):
+    """Of the first `max_window_layers` every other has a window in use, from 0 on."""
+
+    @property
+    def kind(self) -> type:
+        """A list of names."""
+        return list
+
+    def of(self, get: Callable[[str], Any]) -> Any:
+        """The type of each layer."""
+        first = get("max_window_layers") if get("use_sliding_window") else 0
+        return [
+            WINDOWED if i % 2 == 0 and i < first else FULL
+            for i in range(get("num_hidden_layers"))
+        ]
+
+
+@dataclass(frozen=True)
 class TurningLayers(Derived):
     """Every so many layers, as the field `interval` says, one does not turn: 0."""
 

@@ -27,6 +27,18 @@ def same_window(window: int | None, layers: int) -> tuple[int, ...]:
     return () if window is None else (positive(window),) * layers
 
 
+def used_window(window: int | None, layers: int, is_used: bool) -> tuple[int, ...]:
+    """The same, where windows are used at all."""
+    return same_window(window if is_used else None, layers)
+
+
+def used_windows(
+    types: Sequence[str], window: int | None, is_used: bool
+) -> tuple[int, ...]:
+    """The window of each layer, where windows are used at all."""
+    return windows(types, window if is_used else None)
+
+
 def positive(number: int) -> int:
     """The number, which is not 0 or less."""
     if number <= 0:
@@ -74,6 +86,11 @@ def layer_qk_norm_each(has: bool, eps: float) -> QKNorm | None:
     """A LayerNorm of queries and keys with weights for each head and no bias."""
     norm = Norm(kind="layer", eps=eps)
     return QKNorm(norm=norm, over="each") if has else None
+
+
+def usual_scale(scales: bool) -> float | None:
+    """The usual scale of scores, which is None, or 1 where they are left alone."""
+    return None if scales else 1.0
 
 
 def must_equal(value: Any, other: Any) -> Any:
@@ -128,6 +145,14 @@ def product(first: int, second: int) -> int:
 def first_layers(count: int) -> tuple[int, ...]:
     """The numbers of the first layers."""
     return tuple(range(count))
+
+
+def dense_layers(
+    step: int, listed: Sequence[int] | None, layers: int
+) -> tuple[int, ...]:
+    """Layers without experts: those listed, and all but every `step`-th."""
+    dense = {*(listed or ())}
+    return tuple(i for i in range(layers) if i in dense or (i + 1) % step)
 
 
 def stated(number: int | None) -> int:

@@ -189,7 +189,10 @@ TINY: Mapping[str, Tiny] = {
     "gpt2": Tiny(
         config=hf.GPT2Config,
         fields=GPT,
-        variants=({"n_inner": 40, "tie_word_embeddings": False},),
+        variants=(
+            {"n_inner": 40, "tie_word_embeddings": False},
+            {"scale_attn_by_inverse_layer_idx": True, "scale_attn_weights": False},
+        ),
         learned="n_positions",
     ),
     "gptj": Tiny(
@@ -250,12 +253,26 @@ TINY: Mapping[str, Tiny] = {
     "qwen2_moe": Tiny(
         config=hf.Qwen2MoeConfig,
         fields={**MIXED, "num_experts": 4, "shared_expert_intermediate_size": 40},
-        variants=({"norm_topk_prob": True, "qkv_bias": False},),
+        variants=(
+            {"norm_topk_prob": True, "qkv_bias": False},
+            {
+                "num_hidden_layers": 4,
+                "decoder_sparse_step": 2,
+                "mlp_only_layers": [3],
+                "use_sliding_window": True,
+                "sliding_window": 8,
+            },
+            {"mlp_only_layers": [0]},
+        ),
     ),
     "qwen3_moe": Tiny(
         config=hf.Qwen3MoeConfig,
         fields={**MIXED, "num_experts": 4},
-        variants=({"norm_topk_prob": True, "attention_bias": True},),
+        variants=(
+            {"norm_topk_prob": True, "attention_bias": True},
+            {"decoder_sparse_step": 2, "num_hidden_layers": 3},
+            {"use_sliding_window": True, "sliding_window": 8, "mlp_only_layers": [1]},
+        ),
     ),
     "olmoe": Tiny(
         config=hf.OlmoeConfig,

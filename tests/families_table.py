@@ -69,7 +69,7 @@ def feed_forward(config: Any) -> str:
         "experts": True,
         "shared": mlp.shared,
         "groups": mlp.groups > 1,
-        "dense layers": config.dense,
+        "dense layers": config.dense_layers,
         "clamped gate": mlp.clamp,
     }
     return ", ".join(name for name, has in named.items() if has)

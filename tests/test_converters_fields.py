@@ -13,7 +13,7 @@ from transformers import LlamaConfig
 import dew
 from dew.converters.families import FAMILIES
 from tests import hf
-from tests.families import TINY
+from tests.families import TINY, without
 from tests.helpers import LOGITS
 
 OTHERS: Mapping[str, Any] = {
@@ -158,3 +158,17 @@ def test_absent_fields_take_the_defaults_of_transformers() -> None:
     assert ours.attention.kv_heads == theirs.num_key_value_heads
     assert ours.attention.head_dim == theirs.head_dim
     assert ours == FAMILIES["llama"].read(theirs.to_dict())
+
+
+def test_absent_layer_types_are_those_of_transformers() -> None:
+    read = set()
+    for family, tiny in TINY.items():
+        given = {**without(tiny.fields, "layer_types"), "num_hidden_layers": 6}
+        if "use_sliding_window" in tiny.config().to_dict():
+            given |= {"use_sliding_window": True, "sliding_window": 8}
+        stated = tiny.config(**given).to_dict()
+        if "layer_types" in stated:
+            silent = FAMILIES[family].read(without(stated, "layer_types"))
+            assert silent == FAMILIES[family].read(stated), family
+            read.add(family)
+    assert {"qwen2", "qwen2_moe", "gemma3_text", "smollm3"} <= read

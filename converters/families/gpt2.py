@@ -3,7 +3,7 @@
 from dew.converters import readers
 from dew.converters.families import parts
 from dew.converters.family import TIED_HEAD, Family
-from dew.converters.fields import Inert, Only, Quotient, Use
+from dew.converters.fields import Inert, Quotient, Use
 from dew.converters.rules import Prefix, Rule
 from dew.nn.config import MLP
 from dew.nn.layers import ACTIVATIONS
@@ -24,8 +24,8 @@ FIELDS = {
     "embd_pdrop": Inert(0.1),
     "layer_norm_epsilon": Use("norm.eps", 1e-5),
     "initializer_range": Use("init_std", 0.02),
-    "scale_attn_weights": Only(True),
-    "scale_attn_by_inverse_layer_idx": Only(False),
+    "scale_attn_weights": Use("attention.scale", True, read=readers.usual_scale),
+    "scale_attn_by_inverse_layer_idx": Use("attention.deepens", False),
     "reorder_and_upcast_attn": Inert(False),
     "tie_word_embeddings": Use("head.tied", True),
     **parts.SUMMARY,

@@ -1,8 +1,8 @@
 """Fields and rules that many families share, under the names most of them use."""
 
-from dew.converters.fields import Field, Inert, Only, Quotient, Read, Same, Use
+from dew.converters.fields import Field, Inert, Quotient, Read, Same, Use
 from dew.converters.layer_types import LateWindows
-from dew.converters.readers import windows
+from dew.converters.readers import dense_layers, windows
 from dew.converters.rules import FROM_HEADS, HEADS, HEADS_BIAS, Rule
 from dew.nn.layers import ACTIVATIONS
 
@@ -57,10 +57,17 @@ ROUTER_LOSS: dict[str, Field] = {
 }
 """Of a training loss that objectives state for themselves."""
 
-NO_DENSE_LAYERS: dict[str, Field] = {
-    "decoder_sparse_step": Only(1),
-    "mlp_only_layers": Only([], None),
+DENSE_LAYERS: dict[str, Field] = {
+    "intermediate_size": Use("dense.dim", 5632),
+    "mlp_only_layers": Read([], nullable=True),
+    "decoder_sparse_step": Use(
+        "dense_layers",
+        1,
+        read=dense_layers,
+        beside=("mlp_only_layers", "num_hidden_layers"),
+    ),
 }
+"""Layers without experts between those with, as Qwen may have them."""
 
 SUMMARY: dict[str, Field] = {
     name: Inert()

@@ -1,8 +1,10 @@
 """Qwen 1.5 and 2 with experts, one of them shared behind a gate of its own."""
 
+from dew.converters import readers
 from dew.converters.families import parts
 from dew.converters.family import TIED_HEAD, Family
-from dew.converters.fields import Inert, Use
+from dew.converters.fields import Use
+from dew.converters.layer_types import EarlyWindows
 from dew.converters.ropes import RopeFields
 from dew.converters.rules import Rule
 from dew.nn.config import MLP, MoE
@@ -15,15 +17,21 @@ FIELDS = {
     **parts.RMS,
     **parts.ROUTER_LOSS,
     **parts.LATE_WINDOWS,
-    **parts.NO_DENSE_LAYERS,
+    **parts.DENSE_LAYERS,
     "vocab_size": Use("vocab", 151936),
     "hidden_size": Use("embed", 2048),
     "num_hidden_layers": Use("layers", 24),
     "num_attention_heads": Use("attention.heads", 16),
-    # Of dense layers, which there are none of.
-    "intermediate_size": Inert(5632),
     "hidden_act": Use(
-        ("mlp.activation", "mlp.shared.activation"), "silu", among=ACTIVATIONS
+        ("mlp.activation", "mlp.shared.activation", "dense.activation"),
+        "silu",
+        among=ACTIVATIONS,
+    ),
+    "layer_types": Use(
+        "attention.windows",
+        EarlyWindows(),
+        read=readers.used_windows,
+        beside=("sliding_window", "use_sliding_window"),
     ),
     "moe_intermediate_size": Use("mlp.dim", 1408),
     "shared_expert_intermediate_size": Use("mlp.shared.dim", 5632),
@@ -45,6 +53,7 @@ QWEN2_MOE = Family(
         *parts.ATTENTION,
         *parts.BEFORE,
         *parts.EXPERTS,
+        *parts.DENSE,
         Rule(SHARED + ".{x}_proj.weight", "layers/{n}/mlp/shared/{x}/weight"),
         Rule(SHARED + "_gate.weight", "layers/{n}/mlp/open/weight"),
     ),

@@ -1,10 +1,12 @@
-"""Qwen 3 with experts; not those whose layers are dense here and there."""
+"""Qwen 3 with experts."""
 
+from dew.converters import readers
 from dew.converters.families import parts
 from dew.converters.family import TIED_HEAD, Family
-from dew.converters.fields import Inert, Only, Use
+from dew.converters.fields import Inert, Read, Use
 from dew.converters.ropes import RopeFields
 from dew.nn.config import MLP, MoE
+from dew.nn.layers import ACTIVATIONS
 
 FIELDS = {
     **parts.SIZES,
@@ -12,20 +14,29 @@ FIELDS = {
     **parts.RMS,
     **parts.ROUTER_LOSS,
     **parts.ATTENTION_BIAS,
-    **parts.NO_DENSE_LAYERS,
+    **parts.DENSE_LAYERS,
     "vocab_size": Use("vocab", 151936),
     "hidden_size": Use("embed", 2048),
     "num_hidden_layers": Use("layers", 24),
     "num_key_value_heads": Use("attention.kv_heads", 4),
-    # Of dense layers, which there are none of.
-    "intermediate_size": Inert(6144),
+    "intermediate_size": Use("dense.dim", 6144),
+    "hidden_act": Use(
+        ("mlp.activation", "dense.activation"), "silu", among=ACTIVATIONS
+    ),
     "moe_intermediate_size": Use("mlp.dim", 768),
     "num_local_experts": Use("mlp.experts", 128),
     "num_experts_per_tok": Use("mlp.top_k", 8),
     "norm_topk_prob": Use("mlp.normalize", False),
     "rms_norm_eps": Use(("norm.eps", "attention.qk_norm.norm.eps"), 1e-6),
-    "use_sliding_window": Only(False),
-    "sliding_window": Inert(),
+    "use_sliding_window": Read(False),
+    "sliding_window": Use(
+        "attention.windows",
+        4096,
+        read=readers.used_window,
+        beside=("num_hidden_layers", "use_sliding_window"),
+        nullable=True,
+    ),
+    # transformers has windows in all layers or none.
     "max_window_layers": Inert(),
 }
 
@@ -42,6 +53,7 @@ QWEN3_MOE = Family(
         *parts.QK_NORM,
         *parts.BEFORE,
         *parts.EXPERTS,
+        *parts.DENSE,
     ),
     copies=(TIED_HEAD,),
     ignored=parts.IGNORED,

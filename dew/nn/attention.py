@@ -57,9 +57,9 @@ def attention_scores(
     k: Float[Array, "batch keys kv_heads dim"],
     context: Context,
     config: Attention,
-    window: int = 0,
+    layer: int = 0,
 ) -> Float[Array, "batch kv_heads group seq keys"]:
-    """Scores scale · q kᵀ, each group of queries over its own keys.
+    """Scores scale · q kᵀ of a layer, each group of queries over its own keys.
 
     Float32 whatever the dtype, and its least number where a query may not see a key: a
     query that sees none, which only padding does, sees all of them alike and not NaN.
@@ -71,8 +71,7 @@ def attention_scores(
         k,
         preferred_element_type=jnp.float32,
     )
-    scale = config.head_dim**-0.5 if config.scale is None else config.scale
-    scores = scores * (scale * (config.rope.sharpness if config.rope else 1))
+    scores = scores * config.scale_of(layer)
     if config.softcap is not None:
         scores = jnp.tanh(scores / config.softcap) * config.softcap
     if config.alibi:
@@ -80,7 +79,7 @@ def attention_scores(
         slopes = slopes.reshape(1, k.shape[2], -1, 1, 1)
         back = context.distance[None, None, None].astype(jnp.float32)
         scores = scores - slopes * back
-    visible = context.visible
+    visible, window = context.visible, config.window(layer)
     if window:
         visible = visible & (context.distance < window)[None]
     hidden = jnp.finfo(jnp.float32).min
@@ -133,7 +132,7 @@ class SelfAttention(nn.Module):
         q, k, v = project(x, c, self.init_std, turn)
         if context.slot is not None:
             k, v = self._remember(k, v, context.slot)
-        scores = attention_scores(q, k, context, c, c.window(self.layer))
+        scores = attention_scores(q, k, context, c, self.layer)
         self._sow_maxima(scores)
         init = nn.initializers.normal(self.init_std)
         sinks = self.param("sinks", init, (c.heads,)) if c.sinks else None

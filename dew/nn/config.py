@@ -54,8 +54,8 @@ class Latent:
 class Attention:
     """Grouped-query attention: `heads` queries share `kv_heads` keys and values.
 
-    Scores are multiplied by `scale`, or by head_dim ** -0.5 where None, and squeezed
-    into ± `softcap`. Each entry of `windows` is how many keys, its own among them, a
+    Scores are multiplied by `scale`, or by head_dim ** -0.5 where None, divided by the
+    layer's number, from 1, where `deepens`, and squeezed into ± `softcap`. Each entry of `windows` is how many keys, its own among them, a
     query of that layer sees; 0 is all. Layers with a window turn by `local_rope` where
     there is one. `ropeless` layers do not turn, nor does any where `rope` is None.
     `alibi` scores distance instead. `sinks` give each head a score that no key has.
@@ -74,6 +74,7 @@ class Attention:
     out_bias: bool = False
     qk_norm: QKNorm | None = None
     scale: float | None = None
+    deepens: bool = False
     softcap: float | None = None
     alibi: bool = False
     sinks: bool = False
@@ -91,6 +92,12 @@ class Attention:
     def window(self, layer: int) -> int:
         """How many keys a query of this layer sees, 0 for all."""
         return self.windows[layer] if self.windows else 0
+
+    def scale_of(self, layer: int) -> float:
+        """What scores of this layer are multiplied by."""
+        scale = self.head_dim**-0.5 if self.scale is None else self.scale
+        scale *= self.rope.sharpness if self.rope else 1
+        return scale / (layer + 1) if self.deepens else scale
 
     def rope_of(self, layer: int) -> Rope | None:
         """The rotary embedding of this layer."""
@@ -268,6 +275,7 @@ class DecoderConfig:
         """Whether every layer is built like the first."""
         c = self.attention
         kinds = {
-            (c.window(i), c.rope_of(i), self.mlp_of(i)) for i in range(self.layers)
+            (c.window(i), c.scale_of(i), c.rope_of(i), self.mlp_of(i))
+            for i in range(self.layers)
         }
         return len(kinds) <= 1
