@@ -99,10 +99,28 @@ class Guesser(nn.Module):
         return Outputs(final=nn.Dense(self.embed)(x + mean + place[None]))
 
 
+class Translator(nn.Module):
+    """A source of which the mean is read, and a target whose past is summed."""
+
+    vocab: int = 11
+    embed: int = 6
+
+    @nn.compact
+    def __call__(self, inputs: Mapping[str, Array], **options: Any) -> Outputs:
+        table = nn.Embed(self.vocab, self.embed)
+        seen = inputs["mask"][:, :, None]
+        summed = jnp.sum(jnp.where(seen, table(inputs["tokens"]), 0), axis=1)
+        read = summed / jnp.maximum(jnp.sum(seen, axis=1), 1).astype(summed.dtype)
+        past = jnp.cumsum(table(inputs["decoder_input_ids"]), axis=1)
+        x = nn.tanh(nn.Dense(self.embed)(past) + read[:, None])
+        return Outputs(logits=nn.Dense(self.vocab)(x))
+
+
 TEXT = {"tokens": jax.ShapeDtypeStruct((1, 6), jnp.int32)}
 PIXELS = {"pixels": jax.ShapeDtypeStruct((1, 5), jnp.float32)}
 SEEN = {"mask": jax.ShapeDtypeStruct((1, 6), bool)}
 PATCHES = {**SEEN, "patches": jax.ShapeDtypeStruct((1, 6, 3), jnp.float32)}
+PAIRS = {**SEEN, **TEXT, "decoder_input_ids": jax.ShapeDtypeStruct((1, 4), jnp.int32)}
 STATES = {**SEEN, "inputs_embeds": jax.ShapeDtypeStruct((1, 6, 6), jnp.float32)}
 
 

@@ -21,18 +21,22 @@ from dew.objectives.jepa import JEPA
 from dew.objectives.language import CausalLM
 from dew.objectives.masked import MaskedLM
 from dew.objectives.moe import BalancedLM
+from dew.objectives.seq2seq import Seq2SeqLM
 from dew.objectives.supervised import Supervised
 from dew.tree import cast
 from tests.helpers import ACCUMULATION, HALF, RTOL, SLOPE, assert_trees_close
 from tests.networks import (
     BALANCED,
+    PAIRS,
     PATCHES,
     PIXELS,
+    SEEN,
     STATES,
     TEXT,
     Encoder,
     Guesser,
     Perceptron,
+    Translator,
     loaded,
     tiny_decoder,
 )
@@ -51,6 +55,13 @@ def labelled(draw: np.random.Generator) -> dict[str, Any]:
     hidden = batch["mask"] & (np.arange(6) % 2 == 0)[None]
     labels = np.random.default_rng(3).integers(0, 11, (4, 6), np.int32)
     return {**batch, "labels": np.where(hidden, labels, -100).astype(np.int32)}
+
+
+def pairs(draw: np.random.Generator) -> dict[str, Any]:
+    """Sources as above; targets of four, three, one and two tokens."""
+    real = np.arange(4)[None] < np.asarray([4, 3, 1, 2])[:, None]
+    labels = np.random.default_rng(3).integers(0, 11, (4, 4), np.int32)
+    return {**tokens(draw), "labels": np.where(real, labels, -100).astype(np.int32)}
 
 
 def examples(draw: np.random.Generator) -> dict[str, Any]:
@@ -99,6 +110,16 @@ def masked(**options: Any) -> MaskedLM:
     return MaskedLM(source=source, seq_len=6, vocab=11, mask_id=10, **options)
 
 
+def seq2seq() -> Seq2SeqLM:
+    return Seq2SeqLM(
+        source=loaded(Translator(), PAIRS),
+        reads={n: jax.ShapeDtypeStruct((6,), PAIRS[n].dtype) for n in (*TEXT, *SEEN)},
+        target_len=4,
+        start_id=1,
+        pad_id=0,
+    )
+
+
 def balanced(**options: Any) -> BalancedLM:
     source = loaded(tiny_decoder(mlp=BALANCED), TEXT)
     return BalancedLM(lm=CausalLM(source=source, seq_len=6, **options))
@@ -141,6 +162,7 @@ SMOOTH = Classification(smoothing=0.1, class_weights=(1.0, 2.0, 0.5))
 ROWS = {
     "causal": Row(objective=causal(), batch=tokens, covered="tokens"),
     "masked": Row(objective=masked(), batch=labelled, covered="tokens"),
+    "seq2seq": Row(objective=seq2seq(), batch=pairs, covered="tokens"),
     "balanced": Row(objective=balanced(), batch=tokens, covered="tokens"),
     "classification": Row(
         objective=supervised(SMOOTH), batch=examples, covered="pixels", by="loss_mask"

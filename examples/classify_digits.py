@@ -1,0 +1,86 @@
+"""Classification on the features of a real DINOv2, by the lowered road.
+
+A new linear head learns scikit-learn's handwritten digits from what the frozen backbone
+makes of them; half are held out. On two cores it takes a minute or two, and the
+held-out accuracy rises from 0.11 to 0.81.
+
+    python -m examples.classify_digits OUT
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+import transformers
+from rich.console import Console
+from sklearn.datasets import load_digits
+
+import dew
+from dew.bridges import load_lowered
+from dew.converters.pretrained import Pretrained
+from dew.objectives.base import under
+from dew.objectives.criteria import Classification
+from dew.objectives.metrics import Accuracy
+from dew.objectives.supervised import Supervised
+from examples.loop import Arrays, parts, train
+from examples.models import cached
+
+SIZE, IMAGES = 84, 512
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def prepare(folder: Path) -> Path:
+    """Puts a new head of ten classes on the backbone, as users of torch do."""
+    torch.manual_seed(0)
+    model: Any = transformers.Dinov2ForImageClassification.from_pretrained(
+        cached("dinov2"), num_labels=10
+    )
+    model.save_pretrained(folder)
+    return folder
+
+
+def digits() -> Arrays:
+    """Images of 8 x 8 as the backbone wants them: larger, in colour, normalised."""
+    images, labels = load_digits(return_X_y=True)
+    grey = images[:IMAGES].reshape(-1, 1, 8, 8).astype(np.float32) / 16
+    large = jax.image.resize(grey, (len(grey), 1, SIZE, SIZE), "bilinear")
+    mean, std = (np.array(x, np.float32).reshape(1, 3, 1, 1) for x in (MEAN, STD))
+    pixels = (np.asarray(large) - mean) / std
+    return {"pixel_values": pixels, "labels": labels[:IMAGES].astype(np.int32)}
+
+
+def objective(source: Pretrained) -> Supervised:
+    """Moves the head alone."""
+    return Supervised(
+        source=source,
+        reads={"pixel_values": jax.ShapeDtypeStruct((3, SIZE, SIZE), jnp.float32)},
+        criterion=Classification(),
+        trainable=under("params", "classifier"),
+    )
+
+
+def run(out: Path, *, steps: int = 60, rows: int = 16) -> list[float]:
+    """Trains and exports; returns the held-out accuracy before and after."""
+    data = digits()
+    example = {"pixel_values": data["pixel_values"][:2]}
+    source = load_lowered(prepare(out / "source"), example_inputs=example)
+    learned = objective(source)
+    state, watch = train(
+        learned,
+        parts(data, every=2),
+        {"accuracy": Accuracy()},
+        steps=steps,
+        rows=rows,
+        rate=3e-2,
+    )
+    dew.save(learned.pipeline(state, ema=False), out / "export")
+    return [metrics["held_out/accuracy"] for metrics in watch.evaluations]
+
+
+if __name__ == "__main__":
+    before, after = run(Path(*sys.argv[1:2] or ["runs/classify-digits"]))
+    Console().print(f"held-out accuracy: {before:.3f} → {after:.3f}")
