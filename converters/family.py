@@ -1,7 +1,7 @@
 """A family of models as one value: its config fields and its tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dew.converters.fields import COMMON, Field, Reading, build
@@ -16,11 +16,13 @@ class Copy:
     """A stored tensor that repeats a variable, as a tied output matrix does.
 
     `flag` is the config field that says whether it does; without one it always does.
+    Of the family's architectures only `classes` have it, all where there are none.
     """
 
     source: str
     target: str
     flag: str | None = None
+    classes: tuple[str, ...] = ()
 
     @property
     def rule(self) -> Rule:
@@ -83,6 +85,11 @@ class Family:
             )
         return build(self.config, attributes, self.parts)
 
+    def has(self, copy: Copy, config: Mapping[str, Any]) -> bool:
+        """Whether the config's architecture stores this copy at all."""
+        named = config.get("architectures") or self.architectures
+        return not copy.classes or named[0] in copy.classes
+
     def flag(self, config: Mapping[str, Any], name: str) -> bool:
         """The value of a boolean field, by the family's default where it is absent."""
         return bool(Reading(config=config, table=self.fields).get(name))
@@ -96,11 +103,7 @@ class Family:
             for r in self.rules
         )
         copies = tuple(
-            Copy(
-                source=spelling.spell(c.source, self.prefix),
-                target=c.target,
-                flag=c.flag,
-            )
+            replace(c, source=spelling.spell(c.source, self.prefix))
             for c in self.copies
         )
         ignored = tuple(spelling.spell(name, self.prefix) for name in self.ignored)

@@ -32,6 +32,23 @@ class LayerTypes(Derived):
 
 
 @dataclass(frozen=True)
+class LeadingFull(Derived):
+    """The first of every so many layers, as the field `every` says, attends to all."""
+
+    every: str
+
+    @property
+    def kind(self) -> type:
+        """A list of names."""
+        return list
+
+    def of(self, get: Callable[[str], Any]) -> Any:
+        """The type of each layer."""
+        layers = range(get("num_hidden_layers"))
+        return [WINDOWED if i % get(self.every) else FULL for i in layers]
+
+
+@dataclass(frozen=True)
 class LateWindows(Derived):
     """The first `max_window_layers` attend to all, the others to a window in use."""
 

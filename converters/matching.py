@@ -20,8 +20,8 @@ def build_table(
 ) -> Table:
     """Matches rules with the variables of a model.
 
-    Rules whose variable this model lacks (a bias, say) say nothing about it. `copies`
-    are stored tensors that repeat a variable.
+    Rules and copies whose variable this model lacks (a bias, say) say nothing about it.
+    `copies` are stored tensors that repeat a variable.
 
     Raises:
         ValueError: a variable has no rule or more than one, or rules that name the
@@ -34,7 +34,8 @@ def build_table(
         draft.add(rules[i], path, binding)
     for copy in copies:
         path = ("params", *copy.target.split("/"))
-        draft.add(copy, path, {}, is_copy=True)
+        if path in variables:
+            draft.add(copy, path, {}, is_copy=True)
     draft.check_shared()
     if draft.faults:
         raise ValueError("the rules do not fit the model: " + "; ".join(draft.faults))

@@ -46,6 +46,33 @@ def positive(number: int) -> int:
     return number
 
 
+def after(number: int) -> int:
+    """The number that follows."""
+    return number + 1
+
+
+def beyond(rows: int, token: int) -> int:
+    """How many of `rows` follow row number `token`."""
+    return positive(rows - token - 1)
+
+
+def other_than(width: int, embed: int) -> int | None:
+    """The width, or none where it is that of the embedding anyway."""
+    return None if width == embed else width
+
+
+def half_windows(types: Sequence[str], window: int) -> tuple[int, ...]:
+    """Windows of which one half lies on each side of a token, which sees itself too."""
+    return windows(types, window // 2 + 1)
+
+
+def shared_blocks(layers: int, groups: int) -> tuple[int, ...]:
+    """The group of each layer, in runs of one length as far as they divide."""
+    if not 1 <= groups <= layers:
+        raise ValueError(f"num_hidden_groups must be in [1, {layers}], got {groups}")
+    return tuple(int(i / (layers / groups)) for i in range(layers))
+
+
 def full_ropeless(types: Sequence[str]) -> tuple[bool, ...]:
     """Layers that attend to all do not turn."""
     return tuple(kind == FULL for kind in types)

@@ -56,7 +56,7 @@ def settle(
     dropped: set[str] = set()
     borrowed: dict[str, str] = {}
     faults: list[str] = []
-    for copy in copies:
+    for copy in (c for c in copies if family.has(c, config)):
         origin = next(rule.source for rule in rules if rule.target == copy.target)
         says = copy.flag is None or family.flag(config, copy.flag)
         held = copy.source in weights.entries

@@ -25,12 +25,14 @@ class Outputs:
     """What a model's forward gives; a field nobody asked for is None.
 
     `logits` are the scores before any loss, `final` the hidden states after the final
-    norm, and `hidden` the block outputs in the order `layers` named them.
+    norm, `hidden` the block outputs in the order `layers` named them, and `pooled` one
+    vector for the text, of encoders that make one.
     """
 
     logits: Float[Array, "batch seq vocab"] | None = None
     final: Float[Array, "batch seq embed"] | None = None
     hidden: tuple[Float[Array, "batch seq embed"], ...] = ()
+    pooled: Float[Array, "batch embed"] | None = None
 
 
 @runtime_checkable

@@ -1,27 +1,13 @@
 """A tiny random config of every family of the native road, and what else it may say."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import transformers as hf
 
-VOCAB = 97
-WIDTH = 32
+from tests.encoders import ENCODERS
+from tests.tiny import SIZES, VOCAB, WIDTH, Tiny, without
 
-SIZES: Mapping[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": WIDTH,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.25,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    # torch lets no gradient reach the row of padding; no test reads it.
-    "pad_token_id": VOCAB - 1,
-}
 GROUPED: Mapping[str, Any] = {**SIZES, "num_key_value_heads": 2}
 GPT_SIZES: Mapping[str, Any] = {
     "vocab_size": VOCAB,
@@ -41,29 +27,7 @@ MIXED: Mapping[str, Any] = {
 WINDOWS = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
 
 
-def without(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """The fields but those that a config class does not have."""
-    return {name: value for name, value in fields.items() if name not in names}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tiny:
-    """One family: its config class, a tiny config, and changes worth a run each.
-
-    `learned` names the field that says where learned positions end.
-    """
-
-    config: Any
-    fields: Mapping[str, Any]
-    variants: tuple[Mapping[str, Any], ...] = ()
-    learned: str | None = None
-
-    def room(self, seq: int) -> Mapping[str, Any]:
-        """What makes learned positions long enough."""
-        return {} if self.learned is None else {self.learned: seq}
-
-
-TINY: Mapping[str, Tiny] = {
+DECODERS: Mapping[str, Tiny] = {
     "llama": Tiny(
         config=hf.LlamaConfig,
         fields=GROUPED,
@@ -364,4 +328,5 @@ TINY: Mapping[str, Tiny] = {
         ),
     ),
 }
+TINY: Mapping[str, Tiny] = {**DECODERS, **ENCODERS}
 """By `model_type`."""

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from dew.converters.families import FAMILIES
-from dew.nn.config import MoE
+from dew.nn.config import EncoderConfig, MoE
 from tests.families import TINY
 
 PAGE = Path(__file__).parent.parent / "docs" / "families.md"
@@ -27,6 +27,9 @@ def features(config: Any) -> tuple[str, ...]:
     norm = config.norm.kind + (", 1 + w" if config.norm.offset else "")
     norm += "" if config.norm.scaled else ", no weights"
     block = "parallel" if config.residual.parallel else config.residual.norms
+    if type(config) is EncoderConfig:
+        block = "encoder, " + ("after the sum" if block == "sum" else block)
+        block += ", shared" if config.shared else ""
     return norm, block, positions(config), attention(config), feed_forward(config)
 
 

@@ -1,7 +1,7 @@
 """Tiny random models of transformers, saved as the folders that users have."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -30,10 +31,14 @@ LLAMA: Mapping[str, Any] = {
 }
 
 
-def build(config: Any, seed: int = 0) -> PreTrainedModel:
+def build(
+    config: Any,
+    seed: int = 0,
+    make: Callable[[Any], Any] = AutoModelForCausalLM.from_config,
+) -> PreTrainedModel:
     """A random model whose norms and biases are no ones and zeros."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config).eval()
+    model = make(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:
@@ -63,8 +68,9 @@ def save(model: PreTrainedModel, folder: Path, **options: Any) -> Path:
 
 def reloaded(folder: Path) -> PreTrainedModel:
     """Reads a folder as users do, and insists that nothing was missing or left over."""
-    loaded: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
-    model, report = loaded
+    config = json.loads((folder / "config.json").read_text())
+    kind = getattr(transformers, config["architectures"][0])
+    model, report = kind.from_pretrained(folder, output_loading_info=True)
     assert not any(report.values()), report
     return model
 

@@ -15,6 +15,7 @@ from dew.converters.families import FAMILIES
 from tests import hf
 from tests.families import TINY, without
 from tests.helpers import LOGITS
+from tests.tiny import Tiny
 
 OTHERS: Mapping[str, Any] = {
     "architectures": ["SomethingElse"],
@@ -55,14 +56,16 @@ REFUSALS = (
 
 
 def torch_says(
-    kind: Any, config: Mapping[str, Any], ids: np.ndarray, like: Any = None
+    tiny: Tiny, config: Mapping[str, Any], ids: np.ndarray, like: Any = None
 ) -> tuple[Any, np.ndarray] | None:
     """The model of a config and its logits; None where torch cannot run it either.
 
     It has the weights of the model `like` where their shapes are the same.
     """
     try:
-        model = hf.build(kind(**config))
+        # One kernel for all: output_attentions alone would choose another.
+        built = tiny.config(**config, attn_implementation="eager")
+        model = hf.build(built, make=tiny.model)
         shapes = {name: t.shape for name, t in model.state_dict().items()}
         if like is not None and shapes == {
             name: t.shape for name, t in like.state_dict().items()
@@ -85,16 +88,16 @@ SAMPLE = {"llama", *random.Random(0).sample(sorted(TINY), 2)}
 )
 def test_every_field_is_followed_or_refused(family: str, tmp_path: Path) -> None:
     tiny = TINY[family]
-    kind, tiny = tiny.config, {**tiny.fields}
+    kind, fields = tiny.config, tiny.fields
     ids = hf.tokens(seq=24) % 48
-    base = FAMILIES[family].read(kind(**tiny).to_dict())
-    like, unchanged = torch_says(kind, tiny, ids) or (None, np.zeros(0))
+    base = FAMILIES[family].read(kind(**fields).to_dict())
+    like, unchanged = torch_says(tiny, fields, ids) or (None, np.zeros(0))
     wrong = []
-    for name, value in kind(**tiny).to_dict().items():
+    for name, value in kind(**fields).to_dict().items():
         if name in STORAGE:
             continue
         changes = {name: other(name, value)}
-        said = torch_says(kind, {**tiny, **changes}, ids, like)
+        said = torch_says(tiny, {**fields, **changes}, ids, like)
         if said is None:
             continue
         verdict = ours(family, base, unchanged, said, ids, tmp_path / name)

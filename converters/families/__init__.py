@@ -2,11 +2,15 @@
 
 from collections.abc import Mapping
 
+from dew.converters.families.albert import ALBERT
+from dew.converters.families.bert import BERT
 from dew.converters.families.bloom import BLOOM
 from dew.converters.families.cohere import COHERE
 from dew.converters.families.cohere2 import COHERE2
 from dew.converters.families.deepseek_v2 import DEEPSEEK_V2
 from dew.converters.families.deepseek_v3 import DEEPSEEK_V3
+from dew.converters.families.distilbert import DISTILBERT
+from dew.converters.families.electra import ELECTRA
 from dew.converters.families.exaone4 import EXAONE4
 from dew.converters.families.falcon import FALCON
 from dew.converters.families.gemma import GEMMA
@@ -22,6 +26,7 @@ from dew.converters.families.granitemoe import GRANITEMOE
 from dew.converters.families.llama import LLAMA
 from dew.converters.families.mistral import MISTRAL
 from dew.converters.families.mixtral import MIXTRAL
+from dew.converters.families.modernbert import MODERNBERT
 from dew.converters.families.olmo import OLMO
 from dew.converters.families.olmo2 import OLMO2
 from dew.converters.families.olmo3 import OLMO3
@@ -33,6 +38,7 @@ from dew.converters.families.qwen2 import QWEN2
 from dew.converters.families.qwen2_moe import QWEN2_MOE
 from dew.converters.families.qwen3 import QWEN3
 from dew.converters.families.qwen3_moe import QWEN3_MOE
+from dew.converters.families.roberta import ROBERTA
 from dew.converters.families.smollm3 import SMOLLM3
 from dew.converters.families.stablelm import STABLELM
 from dew.converters.families.starcoder2 import STARCODER2
@@ -75,6 +81,12 @@ FAMILIES: Mapping[str, Family] = {
         GPT_OSS,
         DEEPSEEK_V2,
         DEEPSEEK_V3,
+        BERT,
+        ROBERTA,
+        DISTILBERT,
+        ELECTRA,
+        ALBERT,
+        MODERNBERT,
     )
 }
 """The architectures of the native road, by `model_type`."""

@@ -25,9 +25,9 @@ class Context:
     """What every block of one forward pass shares.
 
     `visible` says which key each query may see; its batch axis is 1 where rows agree.
-    `distance` is how far back a key lies. `rotations` are the tables of the config's
-    `rope` and `local_rope`. `slot` is where new keys go in the cache, None when there
-    is no cache.
+    `distance` is how far back a key lies, and in an encoder how far away. `rotations`
+    are the tables of the config's `rope` and `local_rope`. `slot` is where new keys go
+    in the cache, None when there is no cache.
     """
 
     visible: Bool[Array, "rows seq keys"]
@@ -39,12 +39,17 @@ class Context:
 def visible_keys(
     seq: int,
     *,
+    causal: bool,
     mask: Bool[Array, "batch seq"] | None,
     segments: Int[Array, "batch seq"] | None,
 ) -> Bool[Array, "rows seq seq"]:
-    """True where a query may see a key: not later, not padding, in its own document."""
+    """True where a query may see a key: no padding, in its own document.
+
+    And not later than itself where `causal`.
+    """
     slots = jnp.arange(seq)
     visible = (slots[None, :] <= slots[:, None])[None]
+    visible = visible if causal else jnp.ones_like(visible)
     if mask is not None:
         visible = visible & mask[:, None, :]
     if segments is not None:

@@ -1,7 +1,7 @@
-"""What a decoder is made of, as values. A family of models is one such value."""
+"""What a transformer is made of, as values. A family of models is one such value."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from dew.nn.rope import Rope
 
@@ -55,9 +55,11 @@ class Attention:
     """Grouped-query attention: `heads` queries share `kv_heads` keys and values.
 
     Scores are multiplied by `scale`, or by head_dim ** -0.5 where None, divided by the
-    layer's number, from 1, where `deepens`, and squeezed into ± `softcap`. Each entry of `windows` is how many keys, its own among them, a
-    query of that layer sees; 0 is all. Layers with a window turn by `local_rope` where
-    there is one. `ropeless` layers do not turn, nor does any where `rope` is None.
+    layer's number, from 1, where `deepens`, and squeezed into ± `softcap`. Each entry
+    of `windows` is how many keys, its own among them, a query of that layer sees back,
+    and an encoder's ahead too; 0 is all. Layers with a window turn by `local_rope`
+    where there is one. `ropeless` layers do not turn, nor does any where `rope` is
+    None.
     `alibi` scores distance instead. `sinks` give each head a score that no key has.
     Queries, keys and values are clipped to ± `clip`, and come through `latent` where
     there is one.
@@ -192,15 +194,23 @@ class MoE:
 class Residual:
     """How a block joins the residual stream x.
 
-    `norms` stand before attention and MLP, after them, or on both sides. A `parallel`
-    block reads one x for both parts, through one norm where `shared`. What a part says
-    is multiplied by `scale`.
+    `norms` stand before attention and MLP, after them, on both sides, or after the sum
+    with x. A `parallel` block reads one x for both parts, through one norm where
+    `shared`. What a part says is multiplied by `scale`. Where `bare`, the first block's
+    attention reads x without a norm.
     """
 
-    norms: Literal["before", "after", "both"] = "before"
+    norms: Literal["before", "after", "both", "sum"] = "before"
     parallel: bool = False
     shared: bool = False
     scale: float = 1.0
+    bare: bool = False
+
+    def __post_init__(self) -> None:
+        if self.parallel and self.norms == "sum":
+            raise ValueError(
+                "Residual.parallel must be false where norms follow the sum, got true"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,8 +242,8 @@ class Head:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderConfig:
-    """A causal transformer, from token ids to logits.
+class TransformerConfig:
+    """What decoders and encoders have in common: an embedding and a stack of blocks.
 
     The layers named in `dense` have that MLP instead of the mixture `mlp`.
     `init_std` is the scale of weights drawn from a key.
@@ -247,7 +257,6 @@ class DecoderConfig:
     norm: Norm = Norm()
     residual: Residual = Residual()
     embedding: Embedding = Embedding()
-    head: Head = Head()
     dense: MLP | None = None
     dense_layers: tuple[int, ...] = ()
     init_std: float = 0.02
@@ -264,18 +273,119 @@ class DecoderConfig:
             if entries and len(entries) != self.layers
         ]
         if faults:
-            raise ValueError("DecoderConfig: " + "; ".join(faults))
+            raise ValueError(f"{type(self).__name__}: " + "; ".join(faults))
 
     def mlp_of(self, layer: int) -> MLP | MoE:
         """The feed-forward part of this layer."""
         return self.dense if self.dense and layer in self.dense_layers else self.mlp
 
+    def stored(self, layer: int) -> int:
+        """The number under which this layer's weights are stored."""
+        return layer
+
+    def has_attn_norm(self, layer: int) -> bool:
+        """Whether a norm stands before this layer's attention."""
+        return self.residual.norms in ("before", "both") and not (
+            self.residual.bare and layer == 0
+        )
+
+    def kind_of(self, layer: int) -> tuple[Any, ...]:
+        """How this layer is built, as a value that layers built alike share."""
+        c = self.attention
+        return (
+            c.window(layer),
+            c.scale_of(layer),
+            c.rope_of(layer),
+            self.mlp_of(layer),
+            self.has_attn_norm(layer),
+        )
+
     @property
     def is_uniform(self) -> bool:
-        """Whether every layer is built like the first."""
-        c = self.attention
-        kinds = {
-            (c.window(i), c.scale_of(i), c.rope_of(i), self.mlp_of(i))
-            for i in range(self.layers)
-        }
-        return len(kinds) <= 1
+        """Whether every layer is built like the first, with weights of its own."""
+        kinds = {self.kind_of(i) for i in range(self.layers)}
+        stored = {self.stored(i) for i in range(self.layers)}
+        return len(kinds) <= 1 and len(stored) == self.layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig(TransformerConfig):
+    """A causal transformer, from token ids to logits."""
+
+    head: Head = Head()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dense:
+    """act(W x + b), and then the model's norm where `normed`.
+
+    The activation is that of the MLPs where None.
+    """
+
+    activation: str | None = None
+    bias: bool = True
+    normed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Readout:
+    """What is read off an encoder's final states.
+
+    Of every position, or with `pool` of one vector for the text: its `first` position
+    or the `mean` of those that are no padding. It goes through `dense`, and from there
+    to the vocabulary by `head`, or to as many scores as `labels`; `single` drops the
+    axis of one score. Without either there are no logits.
+    """
+
+    pool: Literal["first", "mean"] | None = None
+    dense: Dense | None = None
+    head: Head | None = None
+    labels: int | None = None
+    single: bool = False
+
+    def __post_init__(self) -> None:
+        faults = []
+        if self.head and self.labels is not None:
+            faults.append("head and labels exclude each other, got both")
+        if self.single and self.labels != 1:
+            faults.append(f"single needs labels=1, got {self.labels}")
+        if faults:
+            raise ValueError("Readout: " + "; ".join(faults))
+
+    @property
+    def kind(self) -> Literal["vocab", "pooler", "text", "single", "token"]:
+        """What it is for."""
+        if self.head:
+            return "vocab"
+        if self.pool:
+            return "pooler" if self.labels is None else "text"
+        return "single" if self.single else "token"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig(TransformerConfig):
+    """A transformer in which every token sees all others, from token ids to `readout`.
+
+    Tokens are of `types` kinds, each with a row that is added; 0 rows is no kinds. The
+    embedding is `width` wide and a linear map widens it, unless None. Positions do not
+    count tokens `padding`. Entry i of `shared` is the number of the stored block that
+    stands in place i; without entries each block has its own weights.
+    """
+
+    readout: Readout = Readout()
+    types: int = 0
+    width: int | None = None
+    padding: int | None = None
+    shared: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.shared and len(self.shared) != self.layers:
+            raise ValueError(
+                f"EncoderConfig.shared must have one entry for each of {self.layers} "
+                f"layers, got {len(self.shared)}"
+            )
+
+    def stored(self, layer: int) -> int:
+        """The number under which this layer's weights are stored."""
+        return self.shared[layer] if self.shared else layer

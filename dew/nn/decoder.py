@@ -1,129 +1,20 @@
 """A causal transformer decoder, from token ids to logits."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from dew.nn.attention import Context, SelfAttention, visible_keys
-from dew.nn.config import DecoderConfig, MoE
+from dew.nn.attention import Context, visible_keys
+from dew.nn.blocks import Layers, Remat
+from dew.nn.config import DecoderConfig
 from dew.nn.layers import Normalize
-from dew.nn.mlp import FeedForward
-from dew.nn.moe import MixtureOfExperts
-from dew.nn.stack import DecoderBank, StackView, scan_layers
+from dew.nn.stack import DecoderBank, StackView
+from dew.nn.tables import Table, Unembedding
 from dew.typing import Outputs, Variables
-
-Remat = Literal["none", "block", "dots"]
-"""What the backward pass computes again: nothing, each block, all but its products."""
-
-SOWN = ("qk", "routing")
-"""Collections that a pass leaves something in where the caller opens them."""
-
-
-class Block(nn.Module):
-    """x + attention(norm x), then x + mlp(norm x), with norms where the config says."""
-
-    config: DecoderConfig
-    layer: int = 0
-
-    @nn.compact
-    def __call__(
-        self, x: Float[Array, "batch seq embed"], context: Context, train: bool
-    ) -> Float[Array, "batch seq embed"]:
-        """Adds what attention and the feed-forward layer say to the residual stream."""
-        c, std = self.config, self.config.init_std
-        residual, mlp = c.residual, c.mlp_of(self.layer)
-        kind: Any = MixtureOfExperts if isinstance(mlp, MoE) else FeedForward
-        attn = SelfAttention(
-            c.attention, c.embed, init_std=std, layer=self.layer, name="attn"
-        )
-        attend = partial(attn, context=context, train=train)
-        feed = kind(mlp, c.embed, init_std=std, name="mlp")
-        if not residual.parallel:
-            x = x + self._after(attend(self._before(x, "attn")), "attn")
-            return x + self._after(feed(self._before(x, "mlp")), "mlp")
-        seen = self._before(x, "attn")
-        fed = seen if residual.shared else self._before(x, "mlp")
-        said = self._after(attend(seen), "attn") + self._after(feed(fed), "mlp")
-        return x + said
-
-    def _before(self, x: Array, part: str) -> Array:
-        c = self.config
-        if c.residual.norms == "after":
-            return x
-        return Normalize(c.norm, (c.embed,), name=f"{part}_norm")(x)
-
-    def _after(self, x: Array, part: str) -> Array:
-        c = self.config
-        if c.residual.norms != "before":
-            x = Normalize(c.norm, (c.embed,), name=f"{part}_post_norm")(x)
-        return x if c.residual.scale == 1 else x * c.residual.scale
-
-
-class Layers(nn.Module):
-    """The stack of blocks, each under its own number."""
-
-    config: DecoderConfig
-    scan: bool = False
-    remat: Remat = "none"
-
-    @nn.compact
-    def __call__(
-        self,
-        x: Float[Array, "batch seq embed"],
-        context: Context,
-        *,
-        train: bool,
-        wanted: Sequence[int] = (),
-    ) -> tuple[
-        Float[Array, "batch seq embed"], dict[int, Float[Array, "batch seq embed"]]
-    ]:
-        """Returns the last block's output and those of the blocks in `wanted`."""
-        is_scanned = self.scan and self.config.is_uniform
-        if is_scanned and not self.is_initializing():
-            return self._scanned(x, context, train, wanted)
-        outputs = {}
-        for i in range(self.config.layers):
-            x = self._block()(self.config, i, name=str(i))(x, context, train)
-            if i in wanted:
-                outputs[i] = x
-        return x, outputs
-
-    def _block(self) -> Any:
-        """The block's class, rematerialised as asked."""
-        if self.remat == "none":
-            return Block
-        policies = jax.checkpoint_policies
-        policy = policies.dots_saveable if self.remat == "dots" else None
-        return nn.remat(Block, policy=policy, static_argnums=(3,))
-
-    def _scanned(
-        self, x: Array, context: Context, train: bool, wanted: Sequence[int]
-    ) -> tuple[Array, dict[int, Array]]:
-        view = StackView(tuple(str(i) for i in range(self.config.layers)))
-        bank = {name: view.stack(node) for name, node in self.variables.items()}
-        writable = {*bank, *SOWN}
-        open_for_writing = [c for c in writable if self.is_mutable_collection(c)]
-        block = self._block()(self.config, 0, parent=None)
-        needs_key = train and self.has_rng("dropout")
-        root = self.make_rng("dropout") if needs_key else jax.random.key(0)
-
-        def run(variables: Any, key: Any, x: Any) -> tuple[Any, Any]:
-            rngs = {"dropout": key} if needs_key else None
-            return block.apply(
-                variables, x, context, train, rngs=rngs, mutable=open_for_writing
-            )
-
-        keys = jax.random.split(root, self.config.layers)
-        x, outputs, updates = scan_layers(run, x, bank, keys, wanted)
-        for collection, updated in updates.items():
-            for name, node in view.unstack(updated).items():
-                self.put_variable(collection, name, node)
-        return x, dict(zip(wanted, outputs, strict=True))
 
 
 class Decoder(nn.Module):
@@ -148,7 +39,7 @@ class Decoder(nn.Module):
         self.embed = Table(c.vocab, c.embed, init)
         self.layers = Layers(c, scan=self.scan, remat=self.remat)
         self.norm = Normalize(c.norm, (c.embed,))
-        self.head = Unembedding(c, init)
+        self.head = Unembedding(c.head, c.vocab, c.embed, init)
         if c.embedding.positions:
             rows = c.embedding.positions + c.embedding.offset
             self.positions = Table(rows, c.embed, init)
@@ -230,7 +121,9 @@ class Decoder(nn.Module):
             slot, mask = None, inputs.get("mask")
             mask = None if mask is None else mask.astype(bool)
             keys = slots = jnp.arange(seq)
-            visible = visible_keys(seq, mask=mask, segments=inputs.get("segment_ids"))
+            visible = visible_keys(
+                seq, causal=True, mask=mask, segments=inputs.get("segment_ids")
+            )
         positions = inputs.get("positions")
         if positions is None:
             positions = jnp.broadcast_to(slots, tokens.shape)
@@ -285,51 +178,6 @@ class Decoder(nn.Module):
         names = tuple(str(i) for i in range(self.config.layers))
         is_scanned = self.scan and self.config.is_uniform
         return (DecoderBank(("layers",), StackView(names)),) if is_scanned else ()
-
-
-class Table(nn.Module):
-    """One row of `dim` numbers for each of `rows` tokens."""
-
-    rows: int
-    dim: int
-    init: Any
-
-    @nn.compact
-    def __call__(self) -> Float[Array, "rows dim"]:
-        """The whole table."""
-        return self.param("weight", self.init, (self.rows, self.dim))
-
-
-class Unembedding(nn.Module):
-    """From hidden states to logits, with a table of its own unless one is given."""
-
-    config: DecoderConfig
-    init: Any
-
-    @nn.compact
-    def __call__(
-        self,
-        final: Float[Array, "batch seq embed"],
-        table: Float[Array, "vocab embed"] | None,
-    ) -> Float[Array, "batch seq vocab"]:
-        """Scores of every token of the vocabulary, float32."""
-        c, head = self.config, self.config.head
-        if table is None:
-            table = self.param("weight", self.init, (c.vocab, c.embed))
-        logits = jnp.einsum(
-            "bse,ve->bsv",
-            final,
-            table.astype(final.dtype),
-            preferred_element_type=jnp.float32,
-        )
-        if head.bias:
-            bias = self.param("bias", nn.initializers.zeros, (c.vocab,))
-            logits = logits + bias.astype(jnp.float32)[None, None]
-        if head.scale != 1:
-            logits = logits * head.scale
-        if head.softcap is not None:
-            logits = jnp.tanh(logits / head.softcap) * head.softcap
-        return logits
 
 
 def read_cached(

@@ -1,0 +1,62 @@
+"""RoBERTa: BERT whose positions start after the token of padding and skip it."""
+
+from dew.converters.families import encoders
+from dew.converters.family import Family
+from dew.converters.fields import Several, Use
+from dew.converters.heads import Heads
+from dew.converters.readers import after, beyond
+from dew.converters.rules import Rule
+from dew.nn.config import MLP, EncoderConfig
+from dew.nn.encoder import Encoder
+
+CLASSES = {
+    "RobertaForMaskedLM": encoders.MASKED | {"readout.dense.activation": "gelu"},
+    "RobertaModel": encoders.POOLER,
+    "RobertaForSequenceClassification": encoders.TEXT_LABELS | encoders.POOLER,
+    "RobertaForTokenClassification": encoders.TOKEN_LABELS,
+}
+FIELDS = {
+    **encoders.SIZES,
+    **encoders.LABELS,
+    "architectures": Heads(CLASSES),
+    "vocab_size": Use("vocab", 50265),
+    "pad_token_id": Several(Use("padding", 1), Use("embedding.offset", 1, read=after)),
+    "max_position_embeddings": Use(
+        "embedding.positions", 512, read=beyond, beside=("pad_token_id",)
+    ),
+}
+RULES = (
+    *encoders.embeddings("roberta."),
+    *encoders.blocks("roberta."),
+    *encoders.both("roberta.pooler.dense", "head/pooler_dense"),
+    *encoders.both("classifier.dense", "head/text_dense"),
+    *encoders.both("classifier.out_proj", "head/text_scores"),
+    *encoders.both("classifier", "head/token_scores"),
+    *encoders.both("lm_head.dense", "head/vocab_dense"),
+    *encoders.both("lm_head.layer_norm", "head/vocab_norm"),
+    Rule("lm_head.bias", "head/vocab_tied/bias"),
+    *encoders.both("lm_head.decoder", "head/vocab_own"),
+)
+
+ROBERTA = Family(
+    model_type="roberta",
+    architectures=tuple(CLASSES),
+    fields=FIELDS,
+    constants=encoders.POST_NORM,
+    parts={"mlp": MLP},
+    rules=RULES,
+    copies=encoders.tied(
+        "lm_head.decoder.weight",
+        "RobertaForMaskedLM",
+        bias="lm_head.decoder.bias",
+    ),
+    ignored=(
+        "roberta.embeddings.position_ids",
+        "roberta.pooler.dense.{kind}",
+        "lm_head.bias",
+    ),
+    prefix="roberta.",
+    spellings=encoders.spellings("roberta."),
+    config=EncoderConfig,
+    model=Encoder,
+)

@@ -1,0 +1,163 @@
+"""A transformer encoder: every token sees all others of its text."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from dew.nn.attention import Context, visible_keys
+from dew.nn.blocks import Layers, Remat
+from dew.nn.config import EncoderConfig
+from dew.nn.layers import Linear, Normalize
+from dew.nn.readout import Answers
+from dew.nn.stack import DecoderBank, StackView
+from dew.nn.tables import Table
+from dew.typing import Outputs
+
+KINDS = "token_type_ids"
+"""The input that says of which kind a token is, by torch's name."""
+
+
+class Encoder(nn.Module):
+    """Token ids to hidden states, and to what the config's `readout` makes of them.
+
+    Beside what every model reads, inputs may hold `token_type_ids`, 0 where they do
+    not. `positions` count from 0 in every family. `dtype`, `scan` and `remat` are as
+    for a `Decoder`; blocks that share weights are never scanned.
+    """
+
+    config: EncoderConfig
+    dtype: Any = None
+    scan: bool = False
+    remat: Remat = "none"
+
+    def setup(self) -> None:
+        """Declares the parts under the names of the canonical tree."""
+        c = self.config
+        init = nn.initializers.normal(c.init_std)
+        width = c.embed if c.width is None else c.width
+        self.embed = Table(c.vocab, width, init)
+        if c.types:
+            self.types = Table(c.types, width, init)
+        if c.embedding.positions:
+            rows = c.embedding.positions + c.embedding.offset
+            self.positions = Table(rows, width, init)
+        if c.embedding.norm is not None:
+            self.embed_norm = Normalize(c.embedding.norm, (width,))
+        if c.width is not None:
+            self.widen = Linear((width,), (c.embed,), bias=True, init_std=c.init_std)
+        self.layers = Layers(c, scan=self.scan, remat=self.remat)
+        if c.residual.norms != "sum":
+            self.norm = Normalize(c.norm, (c.embed,))
+        self.head = Answers(c)
+
+    def __call__(
+        self,
+        inputs: Mapping[str, Array],
+        *,
+        train: bool = False,
+        layers: Sequence[int] = (),
+    ) -> Outputs:
+        """What is read off the final states, those states, and those asked for."""
+        final, hidden = self._trunk(inputs, train=train, layers=layers)
+        logits, pooled = self._answers(final, inputs.get("mask"))
+        return Outputs(logits=logits, final=final, hidden=hidden, pooled=pooled)
+
+    def hidden(
+        self,
+        inputs: Mapping[str, Array],
+        *,
+        train: bool = False,
+        layers: Sequence[int] = (),
+    ) -> Float[Array, "batch seq embed"]:
+        """The final hidden states alone."""
+        return self._trunk(inputs, train=train, layers=layers)[0]
+
+    def unembed(self, final: Float[Array, "batch seq embed"]) -> Array:
+        """Scores of every token of the vocabulary, float32.
+
+        Raises:
+            ValueError: the readout has none.
+        """
+        if self.config.readout.head is None:
+            raise ValueError(
+                "unembed needs a readout over the vocabulary, as of a masked language "
+                "model; this encoder has none"
+            )
+        return self._answers(final, None)[0]
+
+    def _answers(self, final: Array, mask: Array | None) -> tuple[Any, Array | None]:
+        head = self.config.readout.head
+        is_tied = head is not None and head.tied
+        return self.head(final, mask, self.embed() if is_tied else None)
+
+    def _trunk(
+        self, inputs: Mapping[str, Array], *, train: bool, layers: Sequence[int]
+    ) -> tuple[Array, tuple[Array, ...]]:
+        n = self.config.layers
+        faults = [i for i in layers if not -n <= i <= n]
+        if faults:
+            raise ValueError(f"layers must lie in [{-n}, {n}], got {faults[0]}")
+        wanted = [i + n if i < 0 else i for i in layers]
+        positions = self._positions(inputs)
+        x, outputs = self.layers(
+            self._embedded(inputs, positions),
+            self._context(inputs, positions),
+            train=train,
+            wanted=sorted({i for i in wanted if i < n}),
+        )
+        outputs[n] = final = x if self.config.residual.norms == "sum" else self.norm(x)
+        return final, tuple(outputs[i] for i in wanted)
+
+    def _embedded(
+        self, inputs: Mapping[str, Array], positions: Int[Array, "batch seq"]
+    ) -> Float[Array, "batch seq embed"]:
+        c, table, tokens = self.config, self.embed(), inputs["tokens"]
+        x = jnp.take(table, tokens, axis=0).astype(self.dtype or table.dtype)
+        if c.types:
+            kinds = inputs.get(KINDS, jnp.zeros_like(tokens))
+            x = x + jnp.take(self.types(), kinds, axis=0).astype(x.dtype)
+        if c.embedding.positions:
+            rows = positions + c.embedding.offset
+            x = x + jnp.take(self.positions(), rows, axis=0).astype(x.dtype)
+        if c.embedding.norm is not None:
+            x = self.embed_norm(x)
+        return x if c.width is None else self.widen(x)
+
+    def _positions(self, inputs: Mapping[str, Array]) -> Int[Array, "batch seq"]:
+        """Where every token stands; padding itself counts as -1 where it is known."""
+        tokens = inputs["tokens"]
+        if "positions" in inputs:
+            return inputs["positions"]
+        if self.config.padding is None:
+            return jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        real = (tokens != self.config.padding).astype(jnp.int32)
+        return jnp.cumsum(real, axis=1) * real - 1
+
+    def _context(
+        self, inputs: Mapping[str, Array], positions: Int[Array, "batch seq"]
+    ) -> Context:
+        seq = inputs["tokens"].shape[1]
+        mask = inputs.get("mask")
+        visible = visible_keys(
+            seq,
+            causal=False,
+            mask=None if mask is None else mask.astype(bool),
+            segments=inputs.get("segment_ids"),
+        )
+        slots = jnp.arange(seq)
+        c = self.config.attention
+        rotations = (
+            c.rope.tables(positions) if c.rope else None,
+            c.local_rope.tables(positions) if c.local_rope else None,
+        )
+        return Context(visible, jnp.abs(slots[:, None] - slots[None, :]), rotations)
+
+    @nn.nowrap
+    def banks(self) -> tuple[DecoderBank, ...]:
+        """The stacks that a scanned execution reads."""
+        names = tuple(str(i) for i in range(self.config.layers))
+        is_scanned = self.scan and self.config.is_uniform
+        return (DecoderBank(("layers",), StackView(names)),) if is_scanned else ()
