@@ -23,7 +23,7 @@ from dew.converters.gguf_config import (
     is_there,
     names_at,
 )
-from dew.converters.gguf_rows import Arch, Heads, Row
+from dew.converters.gguf_rows import Arch, Fuse, Heads, Row
 from dew.converters.gguf_tokenizer import tokenizer_files
 from dew.converters.staging import staged
 from dew.converters.tensors import Spec, write_file
@@ -91,8 +91,8 @@ def _reader(path: Path) -> "GGUFReader":
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slot:
-    """One tensor to be stored, and where its values come from.
+class Part:
+    """A GGUF tensor's part in a tensor to be stored.
 
     `index` picks one of the stacked experts, which alone is then dequantised.
     """
@@ -100,8 +100,15 @@ class Slot:
     tensor: "ReaderTensor"
     row: Row
     heads: Heads
-    shape: tuple[int, ...]
     index: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape in transformers' layout."""
+        shape = [int(size) for size in reversed(self.tensor.shape)]
+        # A stand-in of one byte: its shape is all that is wanted.
+        stand_in = np.broadcast_to(np.int8(0), shape[self.index is not None :])
+        return self.row.layout(stand_in, self.heads).shape
 
     def load(self) -> np.ndarray:
         """Returns the dequantised weights in transformers' layout."""
@@ -109,40 +116,67 @@ class Slot:
         return self.row.layout(floats(self.tensor, data), self.heads)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Slot:
+    """One tensor to be stored, and where its values come from."""
+
+    parts: tuple[Part, ...]
+
+    @property
+    def _fuse(self) -> Fuse:
+        return self.parts[0].row.fuse or Fuse(axis=0)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole."""
+        return self._fuse.shape([part.shape for part in self.parts])
+
+    def load(self) -> np.ndarray:
+        """Returns the weights of all parts together."""
+        loaded = [part.load() for part in self.parts]
+        return loaded[0] if len(loaded) == 1 else self._fuse.join(loaded)
+
+
 def _slots(source: Source, arch: Arch, config: Mapping[str, Any]) -> dict[str, Slot]:
     """Matches tensors and rows, or names every tensor that has no partner."""
     heads = source.get("attention.head_count")
     counts = Heads(heads, source.get("attention.head_count_kv", heads))
-    blocks = source.get("block_count")
-    places = {
-        name: (row, at_block(row.to, index) + suffix)
-        for stem, row in arch.rows.items()
-        for suffix, flag in ((".weight", row.weight), (".bias", row.bias))
-        if is_there(flag, config)
-        for index, name in enumerate(names_at(stem + suffix, blocks))
-    }
+    places = _places(arch, config, source.get("block_count"))
     weights = {tensor.name: tensor for tensor in source.weights()}
     faults = [f"{name} is missing" for name in places if name not in weights]
     faults += [f"{name} is unknown" for name in weights if name not in places]
     if faults:
         raise ValueError(f"tensors of {source.name}: " + ", ".join(faults))
-    slots: dict[str, Slot] = {}
-    for name, tensor in weights.items():
-        row, to = places[name]
-        slots |= _stored(tensor, row, to, counts)
-    return slots
+    parts: dict[str, tuple[Part, ...]] = {}
+    for name, (row, to) in places.items():
+        for stored, part in _parts(weights[name], row, to, counts).items():
+            parts[stored] = (*parts.get(stored, ()), part)
+    return {stored: Slot(parts=found) for stored, found in parts.items()}
 
 
-def _stored(tensor: "ReaderTensor", row: Row, to: str, heads: Heads) -> dict[str, Slot]:
-    shape = [int(size) for size in reversed(tensor.shape)]
-    count = shape.pop(0) if "{e}" in to else None
-    # A stand-in of one byte an element: its shape is all that is wanted.
-    stored = row.layout(np.broadcast_to(np.int8(0), shape), heads).shape
+def _places(
+    arch: Arch, config: Mapping[str, Any], blocks: int
+) -> dict[str, tuple[Row, str]]:
+    """The row of every GGUF tensor, and the name it is stored under."""
     return {
-        to.replace("{e}", str(index)): Slot(
-            tensor=tensor, row=row, heads=heads, shape=stored, index=index
+        name: (row, at_block(row.to, index) + stored)
+        for stem, row in arch.rows.items()
+        for suffix, stored, flag in (
+            (".weight", row.suffixes[0], row.weight),
+            (".bias", row.suffixes[1], row.bias),
         )
-        for index in ([None] if count is None else range(count))
+        if is_there(flag, config)
+        for index, name in enumerate(names_at(stem + suffix, blocks))
+    }
+
+
+def _parts(tensor: "ReaderTensor", row: Row, to: str, heads: Heads) -> dict[str, Part]:
+    indices = range(int(tensor.shape[-1])) if "{e}" in to else [None]
+    return {
+        to.replace("{e}", str(index)): Part(
+            tensor=tensor, row=row, heads=heads, index=index
+        )
+        for index in indices
     }
 
 

@@ -1,14 +1,11 @@
-"""The architectures a GGUF file may hold, as tables: one `Arch` each.
+"""The architectures a GGUF file may hold, by the name it gives them.
 
 A table was admitted when a file laid out as llama.cpp's converter lays it out came back
 equal to the transformers model it was made from. Adding one is a row here and a row in
 the test.
 """
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping
 
 from dew.converters.gguf_layernorm_archs import (
     BLOOM,
@@ -16,273 +13,36 @@ from dew.converters.gguf_layernorm_archs import (
     FALCON,
     FALCON_TWO_NORMS,
     GPT2,
+    GPT_NEOX,
+    OLMO,
+    PHI2,
     STABLELM,
     STARCODER2,
 )
-from dew.converters.gguf_rows import (
-    ALWAYS,
-    ATTENTION,
-    BLOCK,
-    ENDS,
-    EXPERTS,
-    MLP,
-    NO_BIAS,
-    NORMS,
-    PLAIN,
-    QK_NORMS,
-    RMS,
-    SANDWICH,
-    SILU,
-    SIZES,
-    Arch,
-    Facts,
-    Row,
-    interleaved,
-    less_one,
-    one_row,
-    with_all,
-)
-
-
-def _gemma_scale(layers_of_27b: int) -> Callable[..., Mapping[str, Any]]:
-    """Scores divide by sqrt(head_dim), but in the 27B by sqrt(embed / heads).
-
-    GGUF does not store it; llama.cpp too knows the 27B by its number of layers.
-    """
-
-    def finish(facts: Facts, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        is_27b = config["num_hidden_layers"] == layers_of_27b
-        wide = config["hidden_size"] // config["num_attention_heads"]
-        return {"query_pre_attn_scalar": wide if is_27b else config["head_dim"]}
-
-    return finish
-
-
-def _gemma3(facts: Facts, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {
-        **_gemma_scale(62)(facts, config),
-        "rope_local_base_freq": facts.get("rope.freq_base_swa", 10000.0),
-        "final_logit_softcapping": facts.get("final_logit_softcapping"),
-    }
-
-
-def _phi3(facts: Facts, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Reads Phi-3's window (0 means none) and its two tables of rope factors."""
-    limit = config["max_position_embeddings"]
-    original = facts.get("rope.scaling.original_context_length", limit)
-    long = facts.values("rope_factors_long.weight")
-    short = facts.values("rope_factors_short.weight")
-    found: dict[str, Any] = {
-        "sliding_window": facts.get("attention.sliding_window", 0) or None,
-        "original_max_position_embeddings": original,
-    }
-    stored = facts.get("rope.scaling.attn_factor")
-    if long is None or short is None:
-        return found
-    implied = math.sqrt(1 + math.log(max(limit / original, 1)) / math.log(original))
-    if stored is not None and not math.isclose(stored, implied, rel_tol=1e-5):
-        raise ValueError(
-            "rope.scaling.attn_factor must be the longrope factor of its context "
-            f"lengths, {implied:.6g}, got {stored:.6g}"
-        )
-    found["rope_scaling"] = {
-        "rope_type": "longrope",
-        "long_factor": [float(str(value)) for value in long],
-        "short_factor": [float(str(value)) for value in short],
-    }
-    return found
-
-
-LLAMA = Arch(
-    model_type="llama",
-    class_name="LlamaForCausalLM",
-    rows={
-        **ENDS,
-        **NORMS,
-        **interleaved(with_all(ATTENTION, bias="attention_bias")),
-        **with_all(MLP, bias="mlp_bias"),
-    },
-    fields={**SIZES, **RMS},
-    constants=SILU,
-    head_dim=True,
-)
-MIXTRAL = Arch(
-    model_type="mixtral",
-    class_name="MixtralForCausalLM",
-    rows={
-        **ENDS,
-        **NORMS,
-        **interleaved(ATTENTION),
-        "blk.{n}.ffn_gate_inp": Row(to=BLOCK + "block_sparse_moe.gate"),
-        "blk.{n}.ffn_gate_exps": Row(to=BLOCK + "block_sparse_moe.experts.{e}.w1"),
-        "blk.{n}.ffn_down_exps": Row(to=BLOCK + "block_sparse_moe.experts.{e}.w2"),
-        "blk.{n}.ffn_up_exps": Row(to=BLOCK + "block_sparse_moe.experts.{e}.w3"),
-    },
-    fields={
-        **SIZES,
-        **RMS,
-        "expert_count": "num_local_experts",
-        "expert_used_count": "num_experts_per_tok",
-    },
-    constants={"sliding_window": None, **SILU},
-    head_dim=True,
-)
-GRANITE = Arch(
-    model_type="granite",
-    class_name="GraniteForCausalLM",
-    rows=LLAMA.rows,
-    fields={
-        **SIZES,
-        **RMS,
-        "attention.scale": "attention_multiplier",
-        "embedding_scale": "embedding_multiplier",
-        "residual_scale": "residual_multiplier",
-        "logit_scale": "logits_scaling",
-    },
-    # llama.cpp reads an absent scale as none; attention.scale then is head_dim ** -0.5,
-    # which the config cannot say, so that one is required.
-    defaults={"embedding_scale": 1.0, "residual_scale": 1.0, "logit_scale": 1.0},
-    constants=SILU,
-)
-QWEN2 = Arch(
-    model_type="qwen2",
-    class_name="Qwen2ForCausalLM",
-    rows={
-        **PLAIN,
-        **{
-            stem: replace(row, bias=ALWAYS)
-            for stem, row in ATTENTION.items()
-            if not stem.endswith("output")
-        },
-    },
-    fields={**SIZES, **RMS},
-    constants={"use_sliding_window": False, **SILU},
-)
-_QWEN_EXPERTS = {
-    "expert_count": "num_experts",
-    "expert_used_count": "num_experts_per_tok",
-    "expert_feed_forward_length": "moe_intermediate_size",
-}
-_EVERY_BLOCK = {"decoder_sparse_step": 1, "mlp_only_layers": []}
-QWEN2_MOE = replace(
-    QWEN2,
-    model_type="qwen2_moe",
-    class_name="Qwen2MoeForCausalLM",
-    rows={
-        **{stem: row for stem, row in QWEN2.rows.items() if stem not in MLP},
-        **EXPERTS,
-        "blk.{n}.ffn_gate_inp_shexp": Row(
-            to=BLOCK + "mlp.shared_expert_gate", layout=one_row
-        ),
-        "blk.{n}.ffn_gate_shexp": Row(to=BLOCK + "mlp.shared_expert.gate_proj"),
-        "blk.{n}.ffn_up_shexp": Row(to=BLOCK + "mlp.shared_expert.up_proj"),
-        "blk.{n}.ffn_down_shexp": Row(to=BLOCK + "mlp.shared_expert.down_proj"),
-    },
-    fields={
-        **QWEN2.fields,
-        **_QWEN_EXPERTS,
-        "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
-    },
-    constants={**QWEN2.constants, **_EVERY_BLOCK, "norm_topk_prob": False},
-)
-QWEN3 = replace(
-    QWEN2,
-    model_type="qwen3",
-    class_name="Qwen3ForCausalLM",
-    rows={**PLAIN, **QK_NORMS},
-    constants={"use_sliding_window": False, **NO_BIAS},
-    head_dim=True,
-)
-QWEN3_MOE = replace(
-    QWEN3,
-    model_type="qwen3_moe",
-    class_name="Qwen3MoeForCausalLM",
-    rows={**ENDS, **ATTENTION, **NORMS, **QK_NORMS, **EXPERTS},
-    fields={**QWEN3.fields, **_QWEN_EXPERTS},
-    # llama.cpp always normalises the chosen experts' weights here.
-    constants={**QWEN3.constants, **_EVERY_BLOCK, "norm_topk_prob": True},
-)
-GEMMA = Arch(
-    model_type="gemma",
-    class_name="GemmaForCausalLM",
-    rows=less_one(
-        {stem: row for stem, row in PLAIN.items() if stem != "output"},
-    ),
-    fields={**SIZES, **RMS},
-    constants={
-        "tie_word_embeddings": True,
-        "attention_bias": False,
-        "hidden_act": "gelu_pytorch_tanh",
-        "hidden_activation": "gelu_pytorch_tanh",
-    },
-    head_dim=True,
-)
-_GEMMA_CONSTANTS = {
-    "attention_bias": False,
-    "hidden_activation": "gelu_pytorch_tanh",
-}
-GEMMA2 = replace(
+from dew.converters.gguf_rms_archs import (
     GEMMA,
-    model_type="gemma2",
-    class_name="Gemma2ForCausalLM",
-    rows=less_one(
-        {
-            "token_embd": ENDS["token_embd"],
-            "output_norm": ENDS["output_norm"],
-            **ATTENTION,
-            **SANDWICH,
-            **MLP,
-        }
-    ),
-    fields={
-        **GEMMA.fields,
-        "attn_logit_softcapping": "attn_logit_softcapping",
-        "final_logit_softcapping": "final_logit_softcapping",
-        "attention.sliding_window": "sliding_window",
-    },
-    defaults={"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
-    constants={"tie_word_embeddings": True, **_GEMMA_CONSTANTS},
-    finish=_gemma_scale(46),
-)
-GEMMA3 = replace(
     GEMMA2,
-    model_type="gemma3_text",
-    class_name="Gemma3ForCausalLM",
-    rows=less_one({**ENDS, **ATTENTION, **QK_NORMS, **SANDWICH, **MLP}),
-    fields={**GEMMA.fields, "attention.sliding_window": "sliding_window"},
-    defaults={"rope.freq_base": 1000000.0},
-    constants={"sliding_window_pattern": 6, **_GEMMA_CONSTANTS},
-    finish=_gemma3,
+    GEMMA3,
+    GLM4,
+    GRANITE,
+    GRANITE_MOE,
+    LLAMA,
+    MIXTRAL,
+    OLMO2,
+    OLMOE,
+    PHI3,
+    QWEN2,
+    QWEN2_MOE,
+    QWEN3,
+    QWEN3_MOE,
 )
-PHI3 = Arch(
-    model_type="phi3",
-    class_name="Phi3ForCausalLM",
-    rows={
-        **ENDS,
-        **NORMS,
-        "blk.{n}.attn_qkv": Row(to=BLOCK + "self_attn.qkv_proj"),
-        "blk.{n}.attn_output": Row(to=BLOCK + "self_attn.o_proj"),
-        "blk.{n}.ffn_up": Row(to=BLOCK + "mlp.gate_up_proj"),
-        "blk.{n}.ffn_down": Row(to=BLOCK + "mlp.down_proj"),
-    },
-    fields={**SIZES, **RMS},
-    constants=SILU,
-    partial_rotary=True,
-    finish=_phi3,
-)
-OLMO2 = Arch(
-    model_type="olmo2",
-    class_name="Olmo2ForCausalLM",
-    rows={
-        **ENDS,
-        **ATTENTION,
-        **QK_NORMS,
-        **MLP,
-        "blk.{n}.post_attention_norm": NORMS["blk.{n}.ffn_norm"],
-        "blk.{n}.post_ffw_norm": SANDWICH["blk.{n}.post_ffw_norm"],
-    },
-    fields={**SIZES, **RMS},
-    constants=NO_BIAS,
+from dew.converters.gguf_rows import Arch
+from dew.converters.gguf_window_archs import (
+    COHERE2,
+    EXAONE4,
+    GPT_OSS,
+    OLMO3,
+    SMOLLM3,
 )
 
 ARCHITECTURES: Mapping[str, Arch] = {
@@ -302,8 +62,19 @@ ARCHITECTURES: Mapping[str, Arch] = {
     "falcon": FALCON,
     "falcon with two norms": FALCON_TWO_NORMS,
     "starcoder2": STARCODER2,
+    "olmo": OLMO,
     "olmo2": OLMO2,
+    "olmo2 with windows": OLMO3,
+    "olmoe": OLMOE,
+    "granitemoe": GRANITE_MOE,
+    "glm4": GLM4,
     "stablelm": STABLELM,
     "command-r": COHERE,
+    "cohere2": COHERE2,
+    "smollm3": SMOLLM3,
+    "exaone4": EXAONE4,
+    "gpt-oss": GPT_OSS,
+    "phi2": PHI2,
+    "gptneox": GPT_NEOX,
 }
 """Tables by GGUF's name; a name with more than one layout has one table for each."""

@@ -91,6 +91,8 @@ def architecture(source: Source) -> Arch:
         name = "llama with experts"
     if name == "falcon" and "blk.0.attn_norm_2.weight" in source.tensors:
         name = "falcon with two norms"
+    if name == "olmo2" and source.get("attention.sliding_window", 0):
+        name = "olmo2 with windows"
     if name not in ARCHITECTURES:
         raise ValueError(
             f"general.architecture must be one of {', '.join(ARCHITECTURES)}, "
@@ -131,7 +133,8 @@ def config_from_metadata(source: Source, arch: Arch) -> dict[str, Any]:
     if arch.rope:
         config |= _rope(source, arch, found)
     own = arch.finish(source, config)
-    return {**config, **own, **special_ids(source.metadata)}
+    kept = {name: x for name, x in config.items() if name not in arch.absent}
+    return {**kept, **own, **special_ids(source.metadata)}
 
 
 def special_ids(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from dew.converters.gguf_rows import (
     Facts,
     Row,
     grouped,
+    interleaved,
     transposed,
     with_all,
 )
@@ -65,6 +66,31 @@ def _stablelm(facts: Facts, config: Mapping[str, Any]) -> Mapping[str, Any]:
     # llama.cpp decides by the tensors alone, and so do the rows; the key only repeats.
     facts.get("use_parallel_residual")
     return {}
+
+
+def _phi2(facts: Facts, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    if config["num_key_value_heads"] != config["num_attention_heads"]:
+        raise ValueError(
+            "attention.head_count_kv must be head_count, as the converter writes it "
+            f"for all, got {config['num_key_value_heads']}"
+        )
+    return {}
+
+
+def _gpt_neox(facts: Facts, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Spells the rope as this class does; older files say nothing of the residual."""
+    return {
+        "use_parallel_residual": facts.get("use_parallel_residual", True),
+        "rotary_pct": config["partial_rotary_factor"],
+        "rotary_emb_base": config["rope_theta"],
+    }
+
+
+def _olmo(facts: Facts, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    # The class fixes the norm's epsilon, and llama.cpp's 0 means no clamp.
+    if facts.get("attention.layer_norm_epsilon") not in (None, 1e-5):
+        raise ValueError("attention.layer_norm_epsilon must be 1e-05")
+    return {"clip_qkv": facts.get("attention.clamp_kqv", 0.0) or None}
 
 
 _LAYER_NORM = "attention.layer_norm_epsilon"
@@ -230,4 +256,75 @@ COHERE = Arch(
     },
     fields={**SIZES, _LAYER_NORM: "layer_norm_eps", "logit_scale": "logit_scale"},
     constants={"tie_word_embeddings": True, **NO_BIAS},
+)
+PHI2 = Arch(
+    model_type="phi",
+    class_name="PhiForCausalLM",
+    rows={
+        "token_embd": ENDS["token_embd"],
+        **with_all(
+            {
+                "output_norm": Row(to="model.final_layernorm"),
+                "output": Row(to="lm_head"),
+                "blk.{n}.attn_norm": Row(to=BLOCK + "input_layernorm"),
+                **ATTENTION,
+                "blk.{n}.attn_output": Row(to=BLOCK + "self_attn.dense"),
+                "blk.{n}.ffn_up": Row(to=BLOCK + "mlp.fc1"),
+                "blk.{n}.ffn_down": Row(to=BLOCK + "mlp.fc2"),
+            },
+            bias=ALWAYS,
+        ),
+    },
+    fields={**SIZES, _LAYER_NORM: "layer_norm_eps"},
+    constants={
+        "tie_word_embeddings": False,
+        "hidden_act": "gelu_new",
+        "qk_layernorm": False,
+    },
+    partial_rotary=True,
+    finish=_phi2,
+)
+_NEOX_BLOCK = "gpt_neox.layers.{n}."
+GPT_NEOX = Arch(
+    model_type="gpt_neox",
+    class_name="GPTNeoXForCausalLM",
+    rows={
+        "token_embd": Row(to="gpt_neox.embed_in"),
+        "output": Row(to="embed_out", weight="!tie_word_embeddings"),
+        **with_all(
+            {
+                "output_norm": Row(to="gpt_neox.final_layer_norm"),
+                "blk.{n}.attn_norm": Row(to=_NEOX_BLOCK + "input_layernorm"),
+                "blk.{n}.ffn_norm": Row(to=_NEOX_BLOCK + "post_attention_layernorm"),
+                "blk.{n}.attn_qkv": Row(
+                    to=_NEOX_BLOCK + "attention.query_key_value", layout=grouped
+                ),
+                "blk.{n}.attn_output": Row(to=_NEOX_BLOCK + "attention.dense"),
+                "blk.{n}.ffn_up": Row(to=_NEOX_BLOCK + "mlp.dense_h_to_4h"),
+                "blk.{n}.ffn_down": Row(to=_NEOX_BLOCK + "mlp.dense_4h_to_h"),
+            },
+            bias=ALWAYS,
+        ),
+    },
+    fields={
+        **{k: v for k, v in SIZES.items() if k != "attention.head_count_kv"},
+        _LAYER_NORM: "layer_norm_eps",
+    },
+    constants={"attention_bias": True, "hidden_act": "gelu"},
+    partial_rotary=True,
+    absent=("rope_theta", "partial_rotary_factor"),
+    finish=_gpt_neox,
+)
+OLMO = Arch(
+    model_type="olmo",
+    class_name="OlmoForCausalLM",
+    rows={
+        "token_embd": ENDS["token_embd"],
+        "output": ENDS["output"],
+        **interleaved(ATTENTION),
+        **MLP,
+    },
+    fields=SIZES,
+    constants=NO_BIAS,
+    finish=_olmo,
 )

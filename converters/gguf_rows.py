@@ -1,6 +1,6 @@
 """What the tables of GGUF architectures are made of: records, layouts, shared rows."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -35,17 +35,48 @@ ALWAYS, NEVER = "always", "never"
 
 
 @dataclass(frozen=True, kw_only=True)
+class Fuse:
+    """How rows that go to one tensor share its `axis`, in the order of the table.
+
+    They lie end to end, or `alternate` entry by entry. `merge` then makes one axis of
+    the first two.
+    """
+
+    axis: int
+    alternate: bool = False
+    merge: bool = False
+
+    def shape(self, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+        """Returns the shape of the whole."""
+        whole = list(shapes[0])
+        whole[self.axis] = sum(shape[self.axis] for shape in shapes)
+        return (whole[0] * whole[1], *whole[2:]) if self.merge else tuple(whole)
+
+    def join(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """Returns the whole."""
+        shape = self.shape([part.shape for part in parts])
+        if not self.alternate:
+            return np.concatenate(parts, axis=self.axis).reshape(shape)
+        last = [np.moveaxis(part, self.axis, -1) for part in parts]
+        mixed = np.stack(last, axis=-1).reshape(*last[0].shape[:-1], -1)
+        return np.moveaxis(mixed, -1, self.axis).reshape(shape)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """Where a GGUF tensor goes: `{n}` is the block, `{e}` an index of the first axis.
 
     `weight` and `bias` say when the tensor is there: `ALWAYS`, `NEVER`, or a boolean
-    config field that is true exactly then (`!field`: false exactly then).
+    config field that is true exactly then (`!field`: false exactly then). `suffixes`
+    are what transformers calls the two; `fuse` is for rows that share one tensor.
     """
 
     to: str
     layout: Layout = lambda tensor, heads: tensor
     weight: str = ALWAYS
     bias: str = NEVER
+    suffixes: tuple[str, str] = (".weight", ".bias")
+    fuse: Fuse | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +85,8 @@ class Arch:
 
     `fields` are metadata keys with the config field each becomes; `defaults` stand in
     for absent ones. `head_dim` and `partial_rotary` say that the config can hold these
-    apart from the other sizes. `finish` reads what a table cannot say.
+    apart from the other sizes. `finish` reads what a table cannot say, and `absent`
+    are fields that this class spells otherwise.
     """
 
     model_type: str
@@ -66,6 +98,7 @@ class Arch:
     rope: bool = True
     head_dim: bool = False
     partial_rotary: bool = False
+    absent: tuple[str, ...] = ()
     finish: Callable[[Facts, Mapping[str, Any]], Mapping[str, Any]] = (
         lambda facts, config: {}
     )

@@ -150,7 +150,7 @@ def cohere(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
 
 
-def _rotated(share: float) -> dict[str, Any]:
+def rotated(share: float) -> dict[str, Any]:
     return dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=share)
 
 
@@ -377,7 +377,7 @@ CASES: dict[str, Case] = {
             **SIZES,
             use_qkv_bias=True,
             qk_layernorm=True,
-            rope_parameters=_rotated(0.25),
+            rope_parameters=rotated(0.25),
         ),
         change=stacked,
         extra=stablelm,
@@ -385,7 +385,7 @@ CASES: dict[str, Case] = {
     "stablelm in parallel": Case(
         arch="stablelm",
         config=hf.StableLmConfig(
-            **SIZES, use_parallel_residual=True, rope_parameters=_rotated(0.5)
+            **SIZES, use_parallel_residual=True, rope_parameters=rotated(0.5)
         ),
         extra=stablelm,
     ),

@@ -154,6 +154,55 @@ def falcon_qkv(tensors: Tensors, config: Any) -> Tensors:
     }
 
 
+def fused_experts(tensors: Tensors, config: Any) -> Tensors:
+    """Granite: splits what is fused, after the rows of q and k are in pairs."""
+    found = {}
+    for name, weight in llama_rows(tensors, config).items():
+        if name.endswith("input_linear.weight"):
+            experts = name.split("block_sparse_moe")[0].removeprefix("model.")
+            halves = np.split(weight, 2, axis=1)
+            found[f"{experts}feed_forward.experts.w1.weight"] = halves[0]
+            found[f"{experts}feed_forward.experts.w3.weight"] = halves[1]
+        else:
+            found[name] = weight
+    return found
+
+
+def gpt_oss_experts(tensors: Tensors, config: Any) -> Tensors:
+    """gpt-oss: outputs before inputs, every second row of the fused ones apart."""
+    found = {}
+    for name, weight in tensors.items():
+        stem, _, last = name.rpartition(".")
+        if last == "sinks":
+            found[f"{name}.weight"] = weight
+        elif "experts" not in name:
+            found[name] = weight
+        else:
+            kind = "bias" if last.endswith("_bias") else "weight"
+            rows = weight if kind == "bias" else weight.swapaxes(1, 2)
+            if last.startswith("down"):
+                found[f"{stem}.down_proj.{kind}"] = rows
+            else:
+                found[f"{stem}.gate_proj.{kind}"] = rows[:, ::2]
+                found[f"{stem}.up_proj.{kind}"] = rows[:, 1::2]
+    return found
+
+
+def neox_qkv(tensors: Tensors, config: Any) -> Tensors:
+    """GPT-NeoX: all q rows, all k rows, all v rows."""
+
+    def change(weight: np.ndarray) -> np.ndarray:
+        parts = weight.reshape(config.num_attention_heads, 3, -1, *weight.shape[1:])
+        return np.concatenate(
+            [parts[:, i].reshape(-1, *weight.shape[1:]) for i in range(3)]
+        )
+
+    return {
+        name: change(weight) if "query_key_value" in name else weight
+        for name, weight in tensors.items()
+    }
+
+
 _SHARED: tuple[tuple[str, str], ...] = (
     ("max_position_embeddings", "add_context_length"),
     ("hidden_size", "add_embedding_length"),

@@ -13,7 +13,8 @@ from safetensors.numpy import load_file
 
 from dew.converters.gguf import folder_from_gguf
 from dew.converters.gguf_archs import ARCHITECTURES
-from tests.gguf_cases import CASES
+from dew.converters.loading import load_native
+from tests import hf
 from tests.gguf_files import (
     Case,
     config_of,
@@ -23,6 +24,8 @@ from tests.gguf_files import (
     reloaded,
     write_gguf,
 )
+from tests.gguf_more_cases import CASES
+from tests.helpers import LOGITS
 
 # What only records where a config came from or how weights were first drawn.
 UNUSED_FIELDS = {
@@ -96,6 +99,14 @@ def test_transformers_loads_the_folder_as_the_same_model(converted: Converted) -
         for key in (got.keys() | want.keys()) - aside
         if got.get(key) != want.get(key)
     }
+
+
+def test_our_own_road_gives_the_same_logits(converted: Converted) -> None:
+    ids = np.arange(2 * 24).reshape(2, 24) % 96
+    ours = hf.logits_op_by_op(load_native(converted.out), ids)
+    want = logits(converted.model)
+    print(f"{converted.name}: {hf.largest_difference(ours, want):.2e}")
+    assert hf.largest_difference(ours, want) < LOGITS
 
 
 def test_every_table_has_a_case() -> None:

@@ -16,8 +16,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 import dew
 from dew.cli import main
 from tests import hf
-from tests.gguf_cases import CASES
 from tests.gguf_files import gguf_of
+from tests.gguf_more_cases import CASES
 from tests.helpers import LOGITS
 
 
