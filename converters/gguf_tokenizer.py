@@ -20,58 +20,10 @@ from tokenizers import (
     processors,
 )
 
+from dew.converters.gguf_words import PRE_TOKENIZERS
+
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """What `tokenizer.ggml.token_type` says of a token."""
-
-_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pre:
-    """What llama.cpp's name of a pre-tokenizer stands for.
-
-    `pattern` splits the text into words, or GPT-2's own does where it is empty, after
-    `digits` has set every digit apart. `whole_words` takes a word that is in the
-    vocabulary as it is, whatever the merges say. `bos` is whether a sequence starts
-    with BOS if the file does not say. `nfc` composes characters first.
-    """
-
-    pattern: str = ""
-    digits: bool = False
-    whole_words: bool = False
-    bos: bool = False
-    nfc: bool = False
-
-
-_GPT2 = Pre()
-_SINGLE_DIGITS = Pre(digits=True)
-_QWEN2 = Pre(pattern=rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}", nfc=True)
-_LLAMA3 = Pre(
-    pattern=rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}",
-    whole_words=True,
-    bos=True,
-)
-_CAPITALISED = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    rf"{_CONTRACTIONS}?"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    rf"{_CONTRACTIONS}?"
-)
-_GPT4O = Pre(
-    pattern=_CAPITALISED
-    + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-PRE_TOKENIZERS: Mapping[str, Pre] = {
-    "gpt-2": _GPT2,
-    "smollm": _SINGLE_DIGITS,
-    "qwen2": _QWEN2,
-    "llama-bpe": _LLAMA3,
-    "gpt-4o": _GPT4O,
-}
-"""Pipelines by name; each was compared with the tokenizer it is named after."""
 
 _NAMES = {
     "bos": "bos_token",
@@ -259,11 +211,9 @@ def _byte_level(vocabulary: Vocabulary) -> Tokenizer:
     steps: list[pre_tokenizers.PreTokenizer] = []
     if pre.digits:
         steps.append(pre_tokenizers.Digits(individual_digits=True))
-    if pre.pattern:
-        steps.append(pre_tokenizers.Split(Regex(pre.pattern), "isolated"))
-    steps.append(
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not pre.pattern)
-    )
+    is_gpt2 = not pre.patterns
+    steps += [pre_tokenizers.Split(Regex(p), "isolated") for p in pre.patterns]
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=is_gpt2))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     tokenizer.decoder = decoders.ByteLevel()
     _frame(tokenizer, vocabulary, bos=pre.bos)

@@ -11,7 +11,8 @@ import pytest
 import regex
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from dew.converters.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_files
+from dew.converters.gguf_tokenizer import tokenizer_files
+from dew.converters.gguf_words import PRE_TOKENIZERS
 
 TEXT = "\n".join(pydoc_data.topics.topics[name] for name in ("if", "numbers", "lists"))
 SAMPLES = [
@@ -22,6 +23,8 @@ SAMPLES = [
     "日本語 émigré 🚀\u200d naïve\u00a0x",
     "...!!! --- == ``",
     "cafe\u0301 e\u0301te\u0301",
+    "12345 1234567 漢字かなカナ 한국어 (a|b) `x` $5+3=8 .net #tag a/b\n/c\r\n",
+    "HTMLParser fooBar ΑΒγδ (see: x), \u0939\u093f\u0928\u094d\u0926\u0940\u0964 x",
     TEXT[:2000],
 ]
 
@@ -35,15 +38,41 @@ CASED = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 )
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+DEEPSEEK_V3 = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
+    r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+DIGITS = (r"\p{N}", GPT2)
+GPT4 = (rf"{HEAD}|\p{{N}}{{1,3}}|{TAIL}",)
 PATTERNS = {
-    "gpt-2": [GPT2],
-    "smollm": [r"\p{N}|[^\p{N}]+", GPT2],
+    **dict.fromkeys(["gpt-2", "phi-2", "mpt", "exaone4", "olmo"], (GPT2,)),
+    **dict.fromkeys(["smollm", "starcoder", "refact", "codeshell"], DIGITS),
+    **dict.fromkeys(["exaone", "command-r"], DIGITS),
     "qwen2": [rf"{HEAD}|\p{{N}}|{TAIL}"],
-    "llama-bpe": [rf"{HEAD}|\p{{N}}{{1,3}}|{TAIL}"],
+    **dict.fromkeys(["llama-bpe", "llama3", "llama-v3"], GPT4),
+    **dict.fromkeys(["dbrx", "smaug-bpe", "glm4", "chatglm-bpe"], GPT4),
     "gpt-4o": [
         CASED + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     ],
+    "tekken": [TEKKEN],
+    "falcon": [r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]"],
+    "bloom": [" ?[^(\\s|.,!?…。，、।۔،)]+"],  # noqa: RUF001
+    "deepseek-coder": [
+        "[\r\n]",
+        r"\s?\p{L}+",
+        r"\s?\p{P}+",
+        "[一-龥ࠀ-一가-퟿]+",
+        r"\p{N}",
+    ],
+    "deepseek-v3": [r"\p{N}{1,3}", "[一-龥\u3040-\u309f\u30a0-\u30ff]+", DEEPSEEK_V3],
 }
+COMPOSING = {"qwen2", "command-r", "olmo"}
 
 
 def byte_letters() -> dict[int, str]:
@@ -96,10 +125,12 @@ def built(metadata: dict[str, Any]) -> Tokenizer:
     return Tokenizer.from_str(tokenizer_files(metadata, length=10)["tokenizer.json"])
 
 
-def words(text: str, patterns: list[str]) -> list[str]:
+def words(text: str, patterns: Iterable[str]) -> list[str]:
+    """Cuts by one pattern after the other; what stands between matches is kept."""
     pieces = [text]
     for pattern in patterns:
-        pieces = [found for piece in pieces for found in regex.findall(pattern, piece)]
+        cut = [regex.splititer(f"({pattern})", piece) for piece in pieces]
+        pieces = [found for parts in cut for found in parts if found]
     return pieces
 
 
@@ -111,7 +142,7 @@ def test_a_named_pre_tokenizer_splits_as_its_published_pattern(
     merges = byte_level["tokenizer.ggml.merges"]
     rank = {tuple(merge.split(" ")): float(i) for i, merge in enumerate(merges)}
     letters = byte_letters()
-    composed = pre == "qwen2"
+    composed = pre in COMPOSING
     for sample in SAMPLES:
         text = unicodedata.normalize("NFC", sample) if composed else sample
         spelled = [
@@ -208,7 +239,7 @@ def test_sentencepiece_merges_by_score_and_falls_back_to_bytes(
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"tokenizer.ggml.pre": "tekken"}, "pre must be one of gpt-2.*got 'tekken'"),
+        ({"tokenizer.ggml.pre": "viking"}, "pre must be one of gpt-2.*got 'viking'"),
         ({"tokenizer.ggml.model": "t5"}, "model must be one of gpt2, llama, got 't5'"),
         ({"tokenizer.ggml.new": 1}, r"not accounted for: tokenizer\.ggml\.new = 1"),
         ({"tokenizer.ggml.merges": ["a b c"]}, "must hold pairs"),
