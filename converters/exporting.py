@@ -20,6 +20,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from dew.converters.card import model_card
+from dew.converters.casting import checked_cast
 from dew.converters.folder import CONFIG
 from dew.converters.naming import brief
 from dew.converters.pretrained import Pretrained
@@ -30,7 +31,6 @@ from dew.converters.weights import FLOATS, INDEX, SINGLE
 from dew.tree import flatten, thaw
 from dew.typing import Variables
 
-_CAST_RUN = 1 << 22
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
@@ -173,13 +173,13 @@ class Export:
             stored = self.source.table.write(name, self._piece)
         else:
             stored = weights.view(self.source.ties.borrowed.get(name, name))
-        return _cast(name, stored, self.specs[name].dtype)
+        return checked_cast(name, stored, self.specs[name].dtype)
 
     def _piece(self, piece: Piece) -> np.ndarray:
         leaf = self._leaves[piece.target]
-        if piece.entry is not None:
-            leaf = leaf[(slice(None),) * piece.axis + (piece.entry,)]
-        return _on_host(leaf)
+        if piece.entry is None:
+            return _on_host(leaf)
+        return _entry_on_host(leaf, piece.axis, piece.entry)
 
     def shards(self, limit: int | None) -> dict[str, list[str]]:
         """Names the tensors of each file: the source's files, or filled to `limit`."""
@@ -266,23 +266,23 @@ def _on_host(leaf: Any) -> np.ndarray:
     return np.asarray(leaf if is_host else jnp.copy(leaf))
 
 
-def _cast(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Casts run by run, so that nothing but the result is as large as the tensor."""
-    if array.dtype == dtype:
-        return array
-    source = np.ascontiguousarray(array).reshape(-1)
-    cast = np.empty(source.shape, dtype)
-    for start in range(0, len(source), _CAST_RUN):
-        run = slice(start, start + _CAST_RUN)
-        with np.errstate(over="ignore"):
-            cast[run] = source[run].astype(dtype)
-        lost = ~np.isfinite(cast[run]) & np.isfinite(source[run])
-        if lost.any():
-            raise ValueError(
-                f"{name} holds {float(source[run][lost][0])!r}, more than {dtype} can; "
-                "write it in another with dtype="
-            )
-    return cast.reshape(array.shape)
+def _entry_on_host(leaf: Any, axis: int, entry: int) -> np.ndarray:
+    """Returns one entry of an axis, as `_on_host` does.
+
+    Of an array on several devices each gives its part: to index the array would put
+    the entry on all of them, whole.
+    """
+    before = (slice(None),) * axis
+    is_apart = isinstance(leaf, jax.Array) and leaf.is_fully_addressable
+    if not (is_apart and len(leaf.devices()) > 1):
+        return _on_host(leaf[(*before, entry)])
+    whole = np.empty(leaf.shape[:axis] + leaf.shape[axis + 1 :], leaf.dtype)
+    for shard in leaf.addressable_shards:
+        start, stop, _ = shard.index[axis].indices(leaf.shape[axis])
+        if start <= entry < stop:
+            place = shard.index[:axis] + shard.index[axis + 1 :]
+            whole[place] = np.asarray(shard.data[(*before, entry - start)])
+    return whole
 
 
 def _filled(specs: Mapping[str, Spec], limit: int) -> dict[str, list[str]]:

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dew.converters.address import local_folder
+from dew.converters.casting import cast
 from dew.converters.families import FAMILIES
 from dew.converters.family import Family
 from dew.converters.folder import Folder, Unpickle, read_folder
@@ -18,11 +18,12 @@ from dew.converters.matching import build_table
 from dew.converters.naming import nearest
 from dew.converters.pretrained import Pretrained
 from dew.converters.rules import Prefix, template_pattern
+from dew.converters.shapes import variable_shapes
 from dew.converters.table import Index, Table, name_faults
 from dew.converters.ties import Tied, Ties, settle
 from dew.converters.weights import Weights, unreadable
 from dew.tree import flatten, unflatten
-from dew.typing import Path, Variables
+from dew.typing import Path
 
 Shardings = Callable[[Path], jax.sharding.Sharding | None] | Mapping[str, Any]
 """Where each variable goes: a function of its path, or a tree like the variables."""
@@ -65,7 +66,7 @@ def load_native(
     model = family.model(config)
     table = build_table(
         rules,
-        {path: leaf.shape for path, leaf in flatten(_shapes(model)).items()},
+        variable_shapes(model),
         copies=ties.copies,
         ignored=ignored,
     )
@@ -104,11 +105,6 @@ def family_of(config: Mapping[str, Any], address: str) -> Family:
             f"{', '.join(named)}"
         )
     return family
-
-
-def _shapes(model: Any) -> Variables:
-    tokens = jnp.zeros((1, 1), jnp.int32)
-    return jax.eval_shape(model.init, jax.random.key(0), {"tokens": tokens})
 
 
 def _spelling(family: Family, weights: Weights) -> Prefix:
@@ -163,9 +159,7 @@ def read_variables(
         def part(
             index: Index | None, path: Path = path, wanted: np.dtype = wanted
         ) -> np.ndarray:
-            return table.read(path, weights.view, index or ()).astype(
-                wanted, copy=False
-            )
+            return cast(table.read(path, weights.view, index or ()), wanted)
 
         sharding = place(path)
         if sharding is None:

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -259,6 +260,43 @@ def test_each_device_is_given_its_part(folder: Path) -> None:
     tree = jax.tree.map(lambda leaf: leaf.sharding, loaded.variables)
     again = dew.load(folder, shardings=tree)
     assert jax.tree.map(lambda leaf: leaf.sharding, again.variables) == tree
+
+
+MESH = jax.sharding.Mesh(np.array(jax.devices()[:8]), ("x",))
+
+
+def spread(shape: tuple[int, ...]) -> jax.sharding.Sharding:
+    """Cuts the first axis that eight devices share evenly."""
+    cut = [size % 8 == 0 for size in shape]
+    axes = ["x" if i == cut.index(True) else None for i in range(len(shape))]
+    return jax.sharding.NamedSharding(MESH, jax.P(*axes))
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_no_tensor_is_ever_whole_on_one_device(name: str, tmp_path: Path) -> None:
+    sizes = {**hf.LLAMA, "num_hidden_layers": 1, "vocab_size": 96}
+    experts = {"num_local_experts": 8} if name == "mixtral" else {}
+    kind = {"llama": transformers.LlamaConfig, "mixtral": transformers.MixtralConfig}
+    folder = hf.save(hf.build(kind[name](**sizes, **experts)), tmp_path / "m")
+    shapes = dew.load(folder).table.variables
+    old = {id(array) for array in jax.live_arrays()}
+    whole: list[tuple[int, ...]] = []
+
+    def look() -> None:
+        new = [array for array in jax.live_arrays() if id(array) not in old]
+        whole.extend(
+            a.shape for a in new if a.ndim > 1 and a.sharding.is_fully_replicated
+        )
+
+    def place(path: Any) -> jax.sharding.Sharding:
+        look()
+        return spread(shapes[path])
+
+    loaded = dew.load(folder, shardings=place)
+    moved = jax.tree.map(lambda leaf: leaf + 0, loaded.variables)
+    out = dew.save(loaded, tmp_path / "out", moved, check=lambda partial: look())
+    assert whole == []
+    assert bits(out) == bits(folder)
 
 
 def test_sharded_variables_are_written_whole(folder: Path, tmp_path: Path) -> None:
