@@ -24,6 +24,7 @@ from dew.bridges.parity import check_parity
 from dew.bridges.pickles import unpickled
 from dew.bridges.tracing import TRACING
 from dew.converters.address import local_folder
+from dew.converters.dequantising import dequantised
 from dew.converters.folder import Folder, read_folder
 from dew.converters.loading import Shardings, read_variables
 from dew.converters.naming import brief
@@ -41,6 +42,7 @@ def load_lowered(
     *,
     dtype: Any = None,
     shardings: Shardings | None = None,
+    dequantise: bool = False,
     example_inputs: Mapping[str, Any] | None = None,
     dynamic: bool = True,
     check: bool = True,
@@ -56,7 +58,9 @@ def load_lowered(
             tensors are not those of the module; all of them are named.
         LoweringError: the module does not lower, or not to torch's answers.
     """
-    folder = read_folder(local_folder(address), os.fspath(address), unpickled)
+    path = local_folder(address)
+    path = dequantised(path) if dequantise else path
+    folder = read_folder(path, os.fspath(address), unpickled)
     kind, config = _architecture(folder)
     wanted = _stored_dtype(folder.weights) if dtype is None else np.dtype(dtype)
     module = meta_module(kind, config, torch_dtype(wanted))

@@ -80,16 +80,21 @@ class Folder:
 
     @property
     def side_files(self) -> list[str]:
-        """Every file that is neither weights nor a certificate, by relative path.
+        """Every file that is neither weights nor a certificate, by relative path."""
+        return side_files(self.path)
 
-        Hidden files and folders do not count; they are caches, mostly.
-        """
-        found = []
-        for base, folders, names in os.walk(self.path):
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
-            inside = Path(base).relative_to(self.path)
-            found += [str(inside / name) for name in sorted(names) if _is_side(name)]
-        return found
+
+def side_files(path: Path) -> list[str]:
+    """Every file of a folder that is neither weights nor a certificate.
+
+    Hidden files and folders do not count; they are caches, mostly.
+    """
+    found = []
+    for base, folders, names in os.walk(path):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        inside = Path(base).relative_to(path)
+        found += [str(inside / name) for name in sorted(names) if _is_side(name)]
+    return found
 
 
 def _is_side(name: str) -> bool:
@@ -174,8 +179,9 @@ def _refuse_quantised(config: Mapping[str, Any], address: str) -> None:
         method = dict(quantisation).get("quant_method", "an unnamed method")
         raise ValueError(
             f"{address} is quantised ({method}): its tensors are no plain weights. "
-            "Load the unquantised checkpoint, dequantise it in transformers and save "
-            "that, or use it as a live teacher"
+            "Load the unquantised checkpoint, dequantise it (dew.load with dequantise="
+            "True for float8 and mxfp4, else in transformers, and save that), or use "
+            "it as a live teacher"
         )
 
 

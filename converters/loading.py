@@ -11,6 +11,7 @@ import numpy as np
 
 from dew.converters.address import local_folder
 from dew.converters.casting import cast
+from dew.converters.dequantising import dequantised
 from dew.converters.families import FAMILIES
 from dew.converters.family import Family
 from dew.converters.folder import Folder, Unpickle, read_folder
@@ -36,6 +37,7 @@ def load_native(
     shardings: Shardings | None = None,
     tied: Tied | None = None,
     ignore_fields: Sequence[str] = (),
+    dequantise: bool = False,
     unpickle: Unpickle | None = None,
 ) -> Pretrained:
     """Loads a folder, hub id or URL whose architecture is one of `FAMILIES`.
@@ -51,12 +53,16 @@ def load_native(
         tied: which side counts where config and file disagree about a tied head, see
             `dew.converters.ties`.
         ignore_fields: fields of config.json that mean nothing.
+        dequantise: whether a quantised folder is read as the plain one that
+            `dew.converters.dequantising` makes of it.
         unpickle: what turns a folder of pickles into safetensors; None refuses them.
 
     Raises:
         ValueError: anything in the folder that is not accounted for, all of it at once.
     """
-    folder = read_folder(local_folder(address), os.fspath(address), unpickle)
+    path = local_folder(address)
+    path = dequantised(path) if dequantise else path
+    folder = read_folder(path, os.fspath(address), unpickle)
     family = family_of(folder.config, folder.address)
     weights = folder.weights
     spelling = _spelling(family, weights)

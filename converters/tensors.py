@@ -31,6 +31,9 @@ DTYPES: Mapping[str, np.dtype] = {
     "U16": np.dtype(np.uint16),
     "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
 }
 """The dtypes we read, by the names the format gives them."""
 
@@ -238,6 +241,8 @@ def write_file(
             assert found == (spec.dtype, spec.shape), (spec, found)
             flat = np.ascontiguousarray(array).reshape(-1)
             stream.write(flat.view(np.uint8).data)
+            # Or this tensor would be held while the next one is made.
+            del array, flat
             written(spec.name)
     os.chmod(file, 0o644)
 

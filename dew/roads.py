@@ -62,6 +62,7 @@ def load(
     shardings: Shardings | None = None,
     tied: Tied | None = None,
     ignore_fields: Sequence[str] = (),
+    dequantise: bool = False,
 ) -> Pretrained:
     """Loads a pretrained model from a folder, a hub id, a URL or a run of ours.
 
@@ -70,13 +71,14 @@ def load(
     """
     if road == "lowered":
         lowered = _bridge("loading").load_lowered
-        return lowered(address, dtype=dtype, shardings=shardings)
+        return lowered(address, dtype=dtype, shardings=shardings, dequantise=dequantise)
     return load_native(
         address,
         dtype=dtype,
         shardings=shardings,
         tied=tied,
         ignore_fields=ignore_fields,
+        dequantise=dequantise,
         unpickle=_unpickled,
     )
 
