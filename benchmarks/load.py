@@ -156,7 +156,7 @@ def run(folder: Path, rounds: int, scratch: Path) -> None:
     compare(f"save {title}", ways, rounds, size)
 
 
-def main(rounds: int = 5, *folders: str) -> None:
+def main(rounds: int, *folders: str) -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as scratch:
@@ -169,4 +169,5 @@ def main(rounds: int = 5, *folders: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:2]), *sys.argv[2:])
+    count, *named = sys.argv[1:] or ["5"]
+    main(int(count), *named)
