@@ -94,9 +94,10 @@ def architecture(source: Source) -> Arch:
     if name == "olmo2" and source.get("attention.sliding_window", 0):
         name = "olmo2 with windows"
     if name not in ARCHITECTURES:
+        known = [arch for arch in ARCHITECTURES if " " not in arch]
         raise ValueError(
-            f"general.architecture must be one of {', '.join(ARCHITECTURES)}, "
-            f"got {source.name!r}"
+            f"general.architecture must be one of {', '.join(known)}, got "
+            f"{source.name!r}; load the folder that the file was made from"
         )
     return ARCHITECTURES[name]
 
