@@ -167,10 +167,11 @@ class SelfAttention(nn.Module):
     def _remember(
         self,
         k: Float[Array, "batch seq kv_heads dim"],
-        v: Float[Array, "batch seq kv_heads dim"],
+        v: Float[Array, "batch seq kv_heads value_dim"],
         slot: Int[Array, ""],
     ) -> tuple[
-        Float[Array, "batch keys kv_heads dim"], Float[Array, "batch keys kv_heads dim"]
+        Float[Array, "batch keys kv_heads dim"],
+        Float[Array, "batch keys kv_heads value_dim"],
     ]:
         """Writes new keys and values at `slot` and returns all that are remembered."""
         whole = []

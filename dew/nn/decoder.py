@@ -6,12 +6,14 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jax.core import Tracer
+from jaxtyping import Array, Bool, Float, Int
 
 from dew.nn.attention import Context, visible_keys
 from dew.nn.blocks import Layers, Remat
 from dew.nn.config import DecoderConfig
 from dew.nn.layers import Normalize
+from dew.nn.positions import check_length, check_positions, learned_rows
 from dew.nn.stack import DecoderBank, StackView
 from dew.nn.tables import Table, Unembedding
 from dew.typing import Outputs, Variables
@@ -24,7 +26,8 @@ class Decoder(nn.Module):
     softmax and logits are float32 in any case. `scan` runs the blocks as one loop over
     their stacked weights where all are built alike: on a CPU unrolled blocks ran 1.8
     times faster, on accelerators a scan saves compile time. Results and variables are
-    the same.
+    the same. Where positions are learned, a text longer than their table is an error;
+    `positions` stated to a compiled call are not looked at, and make NaN past it.
     """
 
     config: DecoderConfig
@@ -96,7 +99,7 @@ class Decoder(nn.Module):
         if c.scale != 1:
             x = x * jnp.asarray(c.scale, x.dtype)
         if c.positions:
-            rows = jnp.take(self.positions(), positions + c.offset, axis=0)
+            rows = learned_rows(self.positions(), positions + c.offset)
             x = x + rows.astype(x.dtype)
         return x if c.norm is None else self.embed_norm(x)
 
@@ -124,14 +127,7 @@ class Decoder(nn.Module):
             visible = visible_keys(
                 seq, causal=True, mask=mask, segments=inputs.get("segment_ids")
             )
-        positions = inputs.get("positions")
-        if positions is None:
-            positions = jnp.broadcast_to(slots, tokens.shape)
-            if self.config.embedding.counted and mask is not None:
-                # Padding itself counts as -1, as in transformers.
-                real = mask.astype(jnp.int32)
-                counts = jnp.cumsum(real, axis=1) * real - 1
-                positions = jnp.take(counts, slots, axis=1)
+        positions = self._positions(inputs, slots, mask)
         c = self.config.attention
         rotations = (
             c.rope.tables(positions) if c.rope else None,
@@ -139,6 +135,28 @@ class Decoder(nn.Module):
         )
         distance = slots[:, None] - keys[None, :]
         return Context(visible, distance, rotations, slot), positions
+
+    def _positions(
+        self,
+        inputs: Mapping[str, Array],
+        slots: Int[Array, " seq"],
+        mask: Bool[Array, "batch keys"] | None,
+    ) -> Int[Array, "batch seq"]:
+        """Where every token stands: as stated, or counted in the row it lies in."""
+        c, tokens = self.config.embedding, inputs["tokens"]
+        if "positions" in inputs:
+            check_positions(c, inputs["positions"])
+            return inputs["positions"]
+        if not c.counted or mask is None:
+            if not self.has_variable("cache", "length"):
+                check_length(c, tokens.shape[1])
+            return jnp.broadcast_to(slots, tokens.shape)
+        # Padding itself counts as -1, as in transformers.
+        real = mask.astype(jnp.int32)
+        counts = jnp.cumsum(real, axis=1) * real - 1
+        counts = jnp.take(counts, slots, axis=1)
+        check_positions(c, counts)
+        return counts
 
     def _cached(self, inputs: Mapping[str, Array]) -> tuple[Array, Array]:
         """Takes the next slots of the cache; returns which are no padding, and where.
@@ -150,6 +168,7 @@ class Decoder(nn.Module):
         tokens = inputs["tokens"]
         length = self.get_variable("cache", "length")
         known = self.get_variable("cache", "mask")
+        self._check_room(length, tokens.shape[1], known.shape[1])
         new = inputs.get("mask")
         new = jnp.ones(tokens.shape, bool) if new is None else new.astype(bool)
         known = jax.lax.dynamic_update_slice(known, new, (0, length))
@@ -157,9 +176,23 @@ class Decoder(nn.Module):
         self.put_variable("cache", "length", length + tokens.shape[1])
         return known, length
 
+    def _check_room(self, length: Int[Array, ""], new: int, slots: int) -> None:
+        """Refuses tokens that the cache has no slot for, where its length is known."""
+        taken = 0 if isinstance(length, Tracer) else int(length)
+        if taken + new > slots:
+            raise ValueError(
+                f"a cache of {slots} tokens that holds {taken} cannot take {new} more; "
+                "make a longer one with empty_cache"
+            )
+
     @nn.nowrap
     def empty_cache(self, batch: int, length: int, dtype: Any) -> dict[str, Any]:
-        """A `cache` collection with room for `length` tokens of `batch` rows."""
+        """A `cache` collection with room for `length` tokens of `batch` rows.
+
+        Raises:
+            ValueError: the table of learned positions is shorter.
+        """
+        check_length(self.config.embedding, length)
         c = self.config.attention
         sizes = {"k": c.head_dim, "v": c.value_dim}
         slots = {

@@ -11,6 +11,7 @@ from dew.nn.attention import Context, visible_keys
 from dew.nn.blocks import Layers, Remat
 from dew.nn.config import EncoderConfig
 from dew.nn.layers import Linear, Normalize
+from dew.nn.positions import check_length, check_positions, learned_rows
 from dew.nn.readout import Answers
 from dew.nn.stack import DecoderBank, StackView
 from dew.nn.tables import Table
@@ -121,20 +122,23 @@ class Encoder(nn.Module):
             x = x + jnp.take(self.types(), kinds, axis=0).astype(x.dtype)
         if c.embedding.positions:
             rows = positions + c.embedding.offset
-            x = x + jnp.take(self.positions(), rows, axis=0).astype(x.dtype)
+            x = x + learned_rows(self.positions(), rows).astype(x.dtype)
         if c.embedding.norm is not None:
             x = self.embed_norm(x)
         return x if c.width is None else self.widen(x)
 
     def _positions(self, inputs: Mapping[str, Array]) -> Int[Array, "batch seq"]:
         """Where every token stands; padding itself counts as -1 where it is known."""
-        tokens = inputs["tokens"]
-        if "positions" in inputs:
-            return inputs["positions"]
-        if self.config.padding is None:
+        c, tokens = self.config, inputs["tokens"]
+        if "positions" not in inputs and c.padding is None:
+            check_length(c.embedding, tokens.shape[1])
             return jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        real = (tokens != self.config.padding).astype(jnp.int32)
-        return jnp.cumsum(real, axis=1) * real - 1
+        positions = inputs.get("positions")
+        if positions is None:
+            real = (tokens != c.padding).astype(jnp.int32)
+            positions = jnp.cumsum(real, axis=1) * real - 1
+        check_positions(c.embedding, positions)
+        return positions
 
     def _context(
         self, inputs: Mapping[str, Array], positions: Int[Array, "batch seq"]

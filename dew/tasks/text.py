@@ -135,15 +135,16 @@ def _continue(
         return (i < new) & ~jnp.all(done)
 
     def advance(carry: Any) -> Any:
-        i, done, out, logits, memory = carry
+        i, done, out, memory = carry
+        logits, memory = read(memory, out[:, i - 1], i - 1)
         token = choose(logits, i)
-        out = out.at[:, i].set(token)
-        logits, memory = read(memory, token, i)
-        return i + 1, done | is_end(token), out, logits, memory
+        return i + 1, done | is_end(token), out.at[:, i].set(token), memory
 
-    rows = tokens.shape[0]
-    start = (0, jnp.zeros(rows, bool), jnp.zeros((rows, new), jnp.int32))
-    return jax.lax.while_loop(unfinished, advance, (*start, logits, memory))[2]
+    # The last token chosen is never read: it needs no slot and no position.
+    first = choose(logits, jnp.int32(0))
+    out = jnp.zeros((tokens.shape[0], new), jnp.int32).at[:, 0].set(first)
+    start = (jnp.int32(1), is_end(first), out, memory)
+    return jax.lax.while_loop(unfinished, advance, start)[2]
 
 
 def _cached(
@@ -152,7 +153,7 @@ def _cached(
     """Reads the prompt into a cache; later tokens are read one at a time."""
     rows, width = tokens.shape
     dtype = model.dtype or variables["params"]["embed"]["weight"].dtype
-    cache = model.empty_cache(rows, width + new, dtype)
+    cache = model.empty_cache(rows, width + new - 1, dtype)
     positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
     lengths = jnp.sum(mask, axis=1)
     inputs = {"tokens": tokens, "mask": mask, "positions": positions}
@@ -171,7 +172,7 @@ def _uncached(
 ) -> tuple[Any, Any, Array]:
     """Keeps the whole text in a buffer that is read anew for every token."""
     width = tokens.shape[1]
-    pad = ((0, 0), (0, new))
+    pad = ((0, 0), (0, new - 1))
     text, known = jnp.pad(tokens, pad), jnp.pad(mask, pad)
 
     def score(text: Array, known: Array, last: Any) -> Array:
