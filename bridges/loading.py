@@ -13,6 +13,7 @@ import torch
 import transformers
 from transformers.core_model_loading import revert_weight_conversion
 
+from dew.bridges.converted import pieces_of, stored_parts
 from dew.bridges.dlpack import to_torch
 from dew.bridges.dtypes import torch_dtype
 from dew.bridges.errors import LoweringError
@@ -29,7 +30,7 @@ from dew.converters.folder import Folder, read_folder
 from dew.converters.loading import Shardings, read_variables
 from dew.converters.naming import brief
 from dew.converters.pretrained import Pretrained
-from dew.converters.table import Table, plain_table
+from dew.converters.table import Piece, Table, joined, plain_table
 from dew.converters.weights import FLOATS, Weights
 from dew.typing import Path
 
@@ -187,7 +188,8 @@ def _table(folder: Folder, module: Any) -> Table:
                 copies |= {stored} if path in dict(placed.values()) else set()
                 placed[stored] = (path, tuple(tensor.shape))
                 break
-    taken = dict(placed.values())
+    parts = _in_parts(module, weights, set(dict(placed.values())))
+    taken = {*dict(placed.values()), *parts.targets}
     lost = [name for path, name in wanted.items() if path not in taken]
     ignored = getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ()
     prefix = f"{module.base_model_prefix}."
@@ -197,6 +199,7 @@ def _table(folder: Folder, module: Any) -> Table:
         name
         for name in weights.entries
         if name not in placed
+        and name not in parts.sources
         and name.removeprefix(prefix) not in left_out
         and not any(re.search(pattern, name) for pattern in ignored)
     ]
@@ -210,7 +213,28 @@ def _table(folder: Folder, module: Any) -> Table:
             f"{type(module).__name__}:{listed}\nIf transformers converts them as it "
             "loads, load the module with it and call dew.bridges.lower on that"
         )
-    return replace(plain_table(placed), copies=frozenset(copies))
+    return joined(replace(plain_table(placed), copies=frozenset(copies)), parts)
+
+
+def _in_parts(module: Any, weights: Weights, placed: set[Path]) -> Table:
+    """Pairs weights that files have in parts only, experts say, with those parts."""
+    first, apart = aliases(module), untrained(module)
+    targets: dict[Path, tuple[Piece, ...]] = {}
+    variables: dict[Path, tuple[int, ...]] = {}
+    held = module.state_dict(keep_vars=True)
+    for name, boxes in stored_parts(module).items():
+        collection = "buffers" if first[name] in apart else "params"
+        path = (collection, *first[name].split("."))
+        pieces = pieces_of(path, boxes, weights.shapes())
+        if pieces and path not in placed:
+            targets[path], variables[path] = pieces, tuple(held[name].shape)
+    sources = {p.source: (p,) for pieces in targets.values() for p in pieces}
+    return Table(
+        sources=sources,
+        targets=targets,
+        shapes={name: weights.entries[name].shape for name in sources},
+        variables=variables,
+    )
 
 
 def _spellings(module: Any) -> dict[str, tuple[str, ...]]:

@@ -26,7 +26,8 @@ class Piece:
     """One stored tensor's part in one variable.
 
     `entry` is the place on the variable's `axis` that the tensor fills, None where it
-    fills all. `start` and `stop` bound its run on a shared axis of `total`.
+    fills all. `start` and `stop` bound its run on a shared axis of `total`. `window` is
+    the part of the variable, or of that entry, that the tensor fills; None is all.
     """
 
     source: str
@@ -38,6 +39,7 @@ class Piece:
     start: int = 0
     stop: int = 0
     total: int = 0
+    window: Index | None = None
 
     def read(self, stored: np.ndarray) -> np.ndarray:
         """Returns this variable's part of the stored tensor; a view where it can be."""
@@ -59,6 +61,8 @@ class Piece:
         """
         if whole and self.entry is not None:
             variable = variable[(slice(None),) * self.axis + (self.entry,)]
+        if self.window is not None:
+            variable = variable[self.window]
         return self.layout.to_block(variable, self.sizes)
 
 
@@ -90,6 +94,8 @@ class Table:
     ) -> np.ndarray:
         """Returns the part `index` of a variable, looking only at what it needs."""
         pieces = self.targets[target]
+        if pieces[0].window is not None:
+            return self._joined(target, stored)[index]
         if pieces[0].entry is None:
             return pieces[0].read(stored(pieces[0].source))[index]
         axis = pieces[0].axis
@@ -97,6 +103,17 @@ class Table:
         chosen = pieces[index[axis]] if index else pieces
         parts = [piece.read(stored(piece.source))[rest] for piece in chosen]
         return np.stack(parts, axis=axis)
+
+    def _joined(self, target: Path, stored: Callable[[str], np.ndarray]) -> np.ndarray:
+        """Returns a variable of which each stored tensor fills a window."""
+        pieces = self.targets[target]
+        first = stored(pieces[0].source)
+        whole = np.empty(self.variables[target], first.dtype)
+        for piece in pieces:
+            at = (slice(None),) * piece.axis + (piece.entry,)
+            part = whole if piece.entry is None else whole[at]
+            part[piece.window] = piece.read(stored(piece.source))
+        return whole
 
     def write(self, source: str, variable: Callable[[Piece], np.ndarray]) -> np.ndarray:
         """Returns the stored tensor, from what `variable` gives for its pieces.
@@ -124,6 +141,18 @@ def plain_table(variables: Mapping[str, tuple[Path, tuple[int, ...]]]) -> Table:
         targets={piece.target: (piece,) for piece in pieces.values()},
         shapes={name: shape for name, (_, shape) in variables.items()},
         variables={path: shape for path, shape in variables.values()},
+    )
+
+
+def joined(one: Table, other: Table) -> Table:
+    """Puts together the tables of two sets of tensors and variables."""
+    return Table(
+        sources={**one.sources, **other.sources},
+        targets={**one.targets, **other.targets},
+        shapes={**one.shapes, **other.shapes},
+        variables={**one.variables, **other.variables},
+        copies=one.copies | other.copies,
+        ignored=one.ignored + other.ignored,
     )
 
 

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from safetensors.torch import load_file
 from transformers import AlbertForMaskedLM, BertModel, ViTForImageClassification
 
 from dew.bridges import load_lowered
 from dew.bridges.loading import filled, meta_module
+from dew.bridges.naming import dotted
 from dew.converters.exporting import export
 from dew.converters.pretrained import Pretrained
 from examples.models import cached
@@ -121,11 +123,25 @@ def test_a_tied_copy_that_differs_is_refused(tmp_path: Path) -> None:
         load_lowered(bad)
 
 
-def test_converted_experts_are_refused_with_the_way_round(tmp_path: Path) -> None:
-    model: Any = zoo.ZOO["mixtral"].build()
-    model.save_pretrained(tmp_path / "mixtral")
-    with pytest.raises(ValueError, match=r"call dew\.bridges\.lower on that"):
-        load_lowered(tmp_path / "mixtral")
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe"])
+def test_experts_stored_apart_load_merged_and_go_out_apart(
+    name: str, tmp_path: Path
+) -> None:
+    model: Any = zoo.ZOO[name].build()
+    model.save_pretrained(tmp_path / "apart")
+    stored = load_file(tmp_path / "apart" / "model.safetensors")
+    assert any(".experts.1." in tensor for tensor in stored)
+    loaded = load_lowered(tmp_path / "apart", check=False)
+    held = dotted(loaded.variables)
+    for weight, tensor in model.state_dict().items():
+        np.testing.assert_array_equal(held[weight], tensor)
+    out = export(loaded, tmp_path / "same")
+    same = load_file(out / "model.safetensors")
+    assert all(torch.equal(same[tensor], stored[tensor]) for tensor in stored)
+    moved = hf.shaken(loaded.variables)
+    again = hf.reloaded(export(loaded, tmp_path / "moved", moved)).state_dict()
+    for weight, array in dotted(moved).items():
+        np.testing.assert_array_equal(again[weight], np.asarray(array))
 
 
 def test_an_architecture_nobody_knows_is_refused(tmp_path: Path) -> None:
