@@ -157,7 +157,7 @@ class Lowered:
             raise LoweringError(
                 f"{owner} takes no position_ids, so it cannot tell the documents of a "
                 "packed row apart; train it on rows of one document each, with a mask "
-                "in place of segment_ids"
+                "in place of segment_ids, which is packing='apart'"
             )
         if self._is_isolating:
             return

@@ -60,5 +60,6 @@ def check_isolation(
         raise LoweringError(
             f"{owner} does not keep packed documents apart: the tokens of one move the "
             f"outputs of the next by {moved:.1e} standard deviations; train it on rows "
-            "of one document each, with a mask in place of segment_ids"
+            "of one document each, with a mask in place of segment_ids, which is "
+            "packing='apart'"
         )

@@ -90,22 +90,26 @@ def load_native(
     )
 
 
+class UnknownFamilyError(ValueError):
+    """A folder of an architecture that the native road does not have."""
+
+
 def family_of(config: Mapping[str, Any], address: str) -> Family:
     """Returns the family of a config.
 
     Raises:
-        ValueError: the native road has none for it.
+        UnknownFamilyError: the native road has none for it.
     """
     kind = str(config.get("model_type"))
     if kind not in FAMILIES:
-        raise ValueError(
+        raise UnknownFamilyError(
             f"{address}: the native road has no family for model_type {kind!r}"
             f"{nearest(kind, list(FAMILIES))}; it has {', '.join(sorted(FAMILIES))}"
         )
     family = FAMILIES[kind]
     named = config.get("architectures") or list(family.architectures)
     if not set(named) & set(family.architectures):
-        raise ValueError(
+        raise UnknownFamilyError(
             f"{address}: architectures must be one of "
             f"{', '.join(family.architectures)} on the native road, got "
             f"{', '.join(named)}"

@@ -11,10 +11,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
+import jax
 from rich.console import Console
 
 from dew.converters.exporting import export
-from dew.converters.loading import Shardings, load_native
+from dew.converters.loading import Shardings, UnknownFamilyError, load_native
 from dew.converters.pretrained import Pretrained
 from dew.converters.ties import Tied
 from dew.objectives.distillation import student_variables
@@ -66,21 +67,40 @@ def load(
 ) -> Pretrained:
     """Loads a pretrained model from a folder, a hub id, a URL or a run of ours.
 
-    Of a run its export is loaded. See `dew.converters.loading.load_native` for what the
-    arguments mean.
+    Of a run its export is loaded. An architecture that the native road does not have
+    takes the lowered one, which stderr is told. See
+    `dew.converters.loading.load_native` for what the arguments mean.
     """
     if road == "lowered":
-        lowered = _bridge("loading").load_lowered
-        return lowered(address, dtype=dtype, shardings=shardings, dequantise=dequantise)
-    return load_native(
-        address,
-        dtype=dtype,
-        shardings=shardings,
-        tied=tied,
-        ignore_fields=ignore_fields,
-        dequantise=dequantise,
-        unpickle=_unpickled,
-    )
+        return _lowered(
+            address, dtype=dtype, shardings=shardings, dequantise=dequantise
+        )
+    try:
+        return load_native(
+            address,
+            dtype=dtype,
+            shardings=shardings,
+            tied=tied,
+            ignore_fields=ignore_fields,
+            dequantise=dequantise,
+            unpickle=_unpickled,
+        )
+    except UnknownFamilyError as unknown:
+        if road == "native":
+            raise
+        if not has_torch():
+            raise UnknownFamilyError(
+                f"{unknown}; the lowered road has what transformers has: {INSTALL}"
+            ) from unknown
+        console = Console(stderr=True, quiet=jax.process_index() > 0)
+        console.print(f"{unknown}. It takes the lowered road", markup=False)
+        return _lowered(
+            address, dtype=dtype, shardings=shardings, dequantise=dequantise
+        )
+
+
+def _lowered(address: str | os.PathLike[str], **options: Any) -> Pretrained:
+    return _bridge("loading").load_lowered(address, **options)
 
 
 def _unpickled(folder: Path) -> Path:

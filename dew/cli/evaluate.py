@@ -1,7 +1,7 @@
 """`dew eval`: how well a model predicts a text."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 import jax
 import tyro
@@ -15,7 +15,7 @@ from dew.cli.models import (
     tokenizer_of,
 )
 from dew.cli.report import show
-from dew.data import evaluation_batches
+from dew.data import Packing, evaluation_batches
 from dew.objectives.language import CausalLM, token_metrics
 from dew.roads import Road
 from dew.training.evaluation import Evaluation, run_evaluation
@@ -36,9 +36,10 @@ class Eval:
     dtype: Precision = "float32"
     """What the model computes in."""
     road: Road = "auto"
-    """The way into JAX; auto takes the native one."""
-    packing: Literal["wrapped", "best_fit"] = "wrapped"
-    """wrapped cuts documents at the end of a row, best_fit keeps them whole."""
+    """The way into JAX; auto takes the native one, lowered where there is none."""
+    packing: Packing = "wrapped"
+    """wrapped cuts documents at the end of a row, best_fit keeps them whole, apart has
+    one a row."""
     text_field: str = "text"
     """The field of .jsonl and .parquet records that holds the text."""
     json: Annotated[bool, tyro.conf.arg(name="json")] = False

@@ -19,7 +19,7 @@ from dew.cli.models import (
 )
 from dew.cli.report import Display
 from dew.converters.pretrained import Pretrained
-from dew.data import Batches, evaluation_batches, training_batches
+from dew.data import Batches, Packing, evaluation_batches, training_batches
 from dew.nn.decoder import Decoder, Remat
 from dew.objectives.base import Objective
 from dew.objectives.language import token_metrics
@@ -73,13 +73,13 @@ class Training:
     dtype: Precision = "float32"
     """What the model computes in; weights are trained in float32."""
     road: Road = "auto"
-    """The way into JAX; auto takes the native one."""
+    """The way into JAX; auto takes the native one, lowered where there is none."""
     remat: Remat = "none"
     """What the backward pass computes again, to save memory."""
     stack: Stack = "auto"
     """How blocks run: unrolled, or scanned as one loop; auto unrolls on a CPU."""
-    packing: Literal["wrapped", "best_fit"] = "wrapped"
-    """wrapped wastes nothing, best_fit keeps documents whole."""
+    packing: Packing = "wrapped"
+    """wrapped wastes nothing, best_fit keeps documents whole, apart has one a row."""
     text_field: str = "text"
     """The field of .jsonl and .parquet records that holds the text."""
     fsdp: int = 1

@@ -32,7 +32,8 @@ def training_batches(
         seq_len: tokens in a row.
         batch_size: rows in the global batch.
         seed: of the order; equal seeds give equal batches.
-        packing: `wrapped` wastes nothing, `best_fit` keeps whole what fits a row.
+        packing: `wrapped` wastes nothing, `best_fit` keeps whole what fits a row,
+            `apart` has one document a row.
         bos_id: put before every document.
         eos_id: put after every document.
         epochs: ends after so many; the last batch is then filled up with padding.

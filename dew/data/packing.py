@@ -13,12 +13,14 @@ from jaxtyping import Int32
 
 from dew.data.tokens import Tokens
 
-Packing: TypeAlias = Literal["wrapped", "best_fit"]
+Packing: TypeAlias = Literal["wrapped", "best_fit", "apart"]
 """How documents become rows.
 
 `wrapped` joins documents and cuts every `seq_len` tokens: no padding, and a document
 that crosses a cut goes on in the next row as a segment of its own. `best_fit` splits
-only the documents longer than a row, and leaves a little padding.
+only the documents longer than a row, and leaves a little padding. `apart` gives every
+document rows of its own, with a `mask` in place of segments and positions: for models
+that cannot tell the documents of a row apart.
 """
 
 Row: TypeAlias = Mapping[str, Int32[np.ndarray, "seq"]]
@@ -75,6 +77,17 @@ def best_fit(documents: Sequence[Tokens], seq_len: int, is_last: bool) -> Window
     return Window(rows=[[pieces[index] for index in row] for row in in_order])
 
 
+def apart(documents: Sequence[Tokens], seq_len: int, is_last: bool) -> Window:
+    """Gives each piece a row."""
+    return Window(
+        rows=[
+            [tokens[start : start + seq_len]]
+            for tokens in documents
+            for start in range(0, len(tokens), seq_len)
+        ]
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
     """A way to pack, and the rows' worth of tokens it wants to see at once."""
@@ -88,6 +101,7 @@ class Strategy:
 STRATEGIES: Mapping[Packing, Strategy] = {
     "wrapped": Strategy(pack=wrap, window_rows=1),
     "best_fit": Strategy(pack=best_fit, window_rows=64),
+    "apart": Strategy(pack=apart, window_rows=1),
 }
 
 

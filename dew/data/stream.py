@@ -156,6 +156,7 @@ class Stream:
             _stack,
             seq_len=self.seq_len,
             span=range(index * share, (index + 1) * share),
+            is_apart=self.packing == "apart",
         )
         dataset = rows.batch(self.batch_size, batch_fn=stack)
         return Batches(dataset, identity={**self._identity(), **order})
@@ -170,11 +171,16 @@ class Stream:
         }
 
 
-def _stack(rows: Sequence[Row], *, seq_len: int, span: range) -> PackedBatch:
+def _stack(
+    rows: Sequence[Row], *, seq_len: int, span: range, is_apart: bool
+) -> PackedBatch:
     """Stacks this process's span of the global rows; those past the end are padding."""
     padding = fill((), seq_len)
     mine = [rows[at] if at < len(rows) else padding for at in span]
-    return {name: np.stack([row[name] for row in mine]) for name in padding}
+    whole = {name: np.stack([row[name] for row in mine]) for name in padding}
+    if is_apart:
+        return {"tokens": whole["tokens"], "mask": whole["segment_ids"]}
+    return whole
 
 
 def _sample_hash(documents: Sequence[Sequence[str]], encode: Encode) -> str:
