@@ -209,8 +209,10 @@ def export(
 
     Raises:
         LoweringExportError: torch cannot make one graph of it, or cannot free of
-            mutation the graph it makes.
+            mutation the graph it makes, or the graph would freeze a random mask.
     """
+    if train:
+        _refuse_frozen_masks(module)
     module.train(train)
     wrapper = Marked(module, where)
     shapes = pytree.tree_map(_free, dict(inputs)) if dynamic else None
@@ -235,6 +237,20 @@ def export(
         guards=tuple(exported._guards_code) if dynamic else (),  # pyright: ignore[reportPrivateUsage]
     )
     return renamed(program, aliases(module))
+
+
+def _refuse_frozen_masks(module: torch.nn.Module) -> None:
+    """Refuses SpecAugment, whose masks numpy draws: a graph would hold one for good."""
+    config = vars(module).get("config")
+    fields = config.to_dict() if config is not None else {}
+    rates = [fields.get(f"mask_{axis}_prob") for axis in ("time", "feature")]
+    if fields.get("apply_spec_augment") and any(rates):
+        raise LoweringExportError(
+            f"{type(module).__name__} draws SpecAugment's masks in numpy while it "
+            "trains (mask_time_prob, mask_feature_prob are "
+            f"{', '.join(map(str, rates))}), and a graph would keep the first ones for "
+            "good; set config.apply_spec_augment = False, and mask the inputs yourself"
+        )
 
 
 def _free(tensor: torch.Tensor) -> dict[int, Any]:

@@ -9,7 +9,7 @@ error in the thread is raised where the batch would have come.
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from dew.bridges.dlpack import ALIGNMENT, to_jax
-from dew.bridges.export import BLOCK, Marked, marks
+from dew.bridges.export import BLOCK, FINAL, Marked, marks
 from dew.bridges.naming import torch_inputs
 from dew.bridges.programs import example_tensors
 from dew.bridges.tracing import TRACING
@@ -38,7 +38,8 @@ class LiveTeacher:
     `inputs` are the names of the batch's arrays that the module gets. With `top_k` only
     the likeliest classes are handed over, at `temperature`, with the log of the mass of
     the others. `layers` count the module's blocks, negative ones from the last; their
-    outputs, before any final norm, come as `teacher_hidden`. In a distillation,
+    outputs, before any final norm, come as `teacher_hidden`. The number of blocks
+    itself means what the head reads, after the final norm. In a distillation,
     `teacher` reads what this one wrote::
 
         live = LiveTeacher(module=model, top_k=64)
@@ -87,7 +88,9 @@ class LiveTeacher:
             found = wrapper(tensors)
             scores = self._handed(found.get("logits", found.get("output")))
             blocks = [v for n, v in found.items() if n.startswith(BLOCK)]
-            hidden = tuple(_shared(blocks[layer]) for layer in self.layers)
+            hidden = tuple(
+                _shared(_layer(found, blocks, layer)) for layer in self.layers
+            )
         return {**batch, **scores, **({HIDDEN: hidden} if hidden else {})}
 
     def _handed(self, logits: torch.Tensor | None) -> dict[str, jax.Array]:
@@ -114,6 +117,20 @@ class LiveTeacher:
         before, or in between batches: see `dew.bridges.tracing`.
         """
         return Scoring(self, batches)
+
+
+def _layer(
+    found: Mapping[str, torch.Tensor], blocks: Sequence[torch.Tensor], layer: int
+) -> torch.Tensor:
+    count = len(blocks)
+    if layer == count and FINAL in found:
+        return found[FINAL]
+    if not -count <= layer < count:
+        raise ValueError(
+            f"layers names {layer}; this teacher has {count} blocks, so it must be "
+            f"from {-count} to {count}"
+        )
+    return blocks[layer]
 
 
 def _shared(tensor: torch.Tensor) -> jax.Array:

@@ -75,12 +75,21 @@ def test_an_objectives_teacher_reads_what_it_wrote(llama: Any, k: int | None) ->
 
 def test_hidden_states_of_blocks_come_before_the_final_norm(llama: Any) -> None:
     batch = next(batches(1))
-    hidden = LiveTeacher(module=llama, layers=(0, -1)).score(batch)["teacher_hidden"]
+    live = LiveTeacher(module=llama, layers=(0, -1, 2))
+    hidden = live.score(batch)["teacher_hidden"]
     with torch.no_grad():
         out = llama(torch.tensor(batch["tokens"]), output_hidden_states=True)
         normed = llama.model.norm(torch.tensor(np.array(hidden[1])))
     np.testing.assert_array_equal(hidden[0], out.hidden_states[1])
     torch.testing.assert_close(normed, out.hidden_states[2])
+    # The number of blocks means the states after the norm.
+    np.testing.assert_array_equal(hidden[2], out.hidden_states[2])
+
+
+def test_a_layer_that_a_live_teacher_lacks_is_refused(llama: Any) -> None:
+    live = LiveTeacher(module=llama, layers=(3,))
+    with pytest.raises(ValueError, match="names 3; this teacher has 2 blocks"):
+        live.score(next(batches(1)))
 
 
 def test_no_more_than_prefetch_batches_are_taken_ahead(llama: Any) -> None:
