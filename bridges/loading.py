@@ -92,13 +92,19 @@ def load_lowered(
 def _architecture(folder: Folder) -> tuple[Any, Any]:
     """Returns the class and the config that transformers has for a folder."""
     names = folder.config.get("architectures") or []
-    known = [getattr(transformers, name, None) for name in names]
-    kind = next((found for found in known if found is not None), None)
+    kinds = [getattr(transformers, name, None) for name in names]
+    kind = next((found for found in kinds if found is not None), None)
     if kind is None:
         raise ValueError(
             f"{folder.address}: config.json must name an architecture of transformers "
             f"in `architectures`, got {names}; build the module yourself and call "
             "dew.bridges.lower on it"
+        )
+    said, known = folder.config.get("model_type"), kind.config_class.model_type
+    if said not in (None, known):
+        raise ValueError(
+            f"{folder.address}: model_type must be {known!r}, which "
+            f"{kind.__name__} is of, got {said!r}"
         )
     return kind, kind.config_class.from_pretrained(folder.path)
 

@@ -150,6 +150,12 @@ def test_an_architecture_nobody_knows_is_refused(tmp_path: Path) -> None:
         load_lowered(bad)
 
 
+def test_a_model_type_of_another_architecture_is_refused(tmp_path: Path) -> None:
+    bad = hf.edit_config(hf.save(hf.llama(), tmp_path / "bad"), model_type="lama")
+    with pytest.raises(ValueError, match=r"model_type must be 'llama'.*got 'lama'"):
+        load_lowered(bad)
+
+
 @pytest.mark.full
 def test_a_real_albert_gives_torchs_scores(tmp_path: Path) -> None:
     model: Any = AlbertForMaskedLM.from_pretrained(cached("albert")).eval()

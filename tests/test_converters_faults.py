@@ -215,14 +215,14 @@ def test_an_unknown_architecture_names_the_known_ones(copy: Path) -> None:
     with pytest.raises(
         ValueError, match=r"no family for model_type 'lama' \(nearest: ll"
     ):
-        dew.load(copy)
+        dew.load(copy, road="native")
     hf.edit_config(
         copy, model_type="llama", architectures=["LlamaForTokenClassification"]
     )
     with pytest.raises(
         ValueError, match="architectures must be one of LlamaForCausalLM"
     ):
-        dew.load(copy)
+        dew.load(copy, road="native")
 
 
 def test_a_run_without_an_export_says_how_to_make_one(tmp_path: Path) -> None:
