@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from dew.nn.config import Norm, QKNorm, Residual
 from dew.nn.rope import Rope
@@ -120,11 +119,9 @@ def usual_scale(scales: bool) -> float | None:
     return None if scales else 1.0
 
 
-def must_equal(value: Any, other: Any) -> Any:
-    """The value, which is that of another field."""
-    if value != other:
-        raise ValueError(f"must be {other!r} on the native road, got {value!r}")
-    return value
+def before_or_sum(is_before: bool) -> str:
+    """Where norms stand: before attention and MLP, or after their sums with x."""
+    return "before" if is_before else "sum"
 
 
 def or_four_times(width: int | None, embed: int) -> int:

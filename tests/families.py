@@ -183,7 +183,11 @@ DECODERS: Mapping[str, Tiny] = {
             "word_embed_proj_dim": WIDTH,
             "init_std": 0.25,
         },
-        variants=({"enable_bias": False, "layer_norm_elementwise_affine": False},),
+        variants=(
+            {"enable_bias": False, "layer_norm_elementwise_affine": False},
+            {"do_layer_norm_before": False, "word_embed_proj_dim": 20},
+            {"word_embed_proj_dim": 20, "tie_word_embeddings": False},
+        ),
         learned="max_position_embeddings",
     ),
     "bloom": Tiny(

@@ -1,4 +1,4 @@
-"""OPT: learned positions that skip padding, ReLU. Not the 350M, whose norms differ."""
+"""OPT: learned positions that skip padding, ReLU; narrow, with normed sums, at 350M."""
 
 from dew.converters import readers
 from dew.converters.family import TIED_HEAD, Family
@@ -17,10 +17,10 @@ FIELDS = {
     ),
     "ffn_dim": Use("mlp.dim", 3072),
     "max_position_embeddings": Use("embedding.positions", 2048),
-    "do_layer_norm_before": Only(True),
+    "do_layer_norm_before": Use("residual.norms", True, read=readers.before_or_sum),
     "_remove_final_layer_norm": Only(False),
     "word_embed_proj_dim": Use(
-        (), Same("hidden_size"), read=readers.must_equal, beside=("hidden_size",)
+        "width", Same("hidden_size"), read=readers.other_than, beside=("hidden_size",)
     ),
     "activation_function": Use("mlp.activation", "relu", among=ACTIVATIONS),
     "attention_dropout": Use("attention.dropout", 0.0),
@@ -54,6 +54,8 @@ RULES = (
     Rule(LAYER + "self_attn_layer_norm.{kind}", "layers/{n}/attn_norm/{kind}"),
     Rule(LAYER + "final_layer_norm.{kind}", "layers/{n}/mlp_norm/{kind}"),
     Rule("model.decoder.final_layer_norm.{kind}", "norm/{kind}"),
+    Rule("model.decoder.project_in.weight", "widen/weight"),
+    Rule("model.decoder.project_out.weight", "narrow/weight"),
     Rule("lm_head.weight", "head/weight"),
 )
 

@@ -310,9 +310,14 @@ class TransformerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig(TransformerConfig):
-    """A causal transformer, from token ids to logits."""
+    """A causal transformer, from token ids to logits.
+
+    Tables of tokens are `width` wide where it is not None: a linear map widens their
+    rows, and another narrows the final states.
+    """
 
     head: Head = Head()
+    width: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from dew.nn.attention import Context, visible_keys
 from dew.nn.blocks import Layers, Remat
 from dew.nn.config import DecoderConfig
-from dew.nn.layers import Normalize
+from dew.nn.layers import Linear, Normalize
 from dew.nn.positions import check_length, check_positions, learned_rows
 from dew.nn.stack import DecoderBank, StackView
 from dew.nn.tables import Table, Unembedding
@@ -39,10 +39,15 @@ class Decoder(nn.Module):
         """Declares the parts under the names of the canonical tree."""
         c = self.config
         init = nn.initializers.normal(c.init_std)
-        self.embed = Table(c.vocab, c.embed, init)
+        width = c.embed if c.width is None else c.width
+        self.embed = Table(c.vocab, width, init)
+        if c.width is not None:
+            self.widen = Linear((width,), (c.embed,), init_std=c.init_std)
+            self.narrow = Linear((c.embed,), (width,), init_std=c.init_std)
         self.layers = Layers(c, scan=self.scan, remat=self.remat)
-        self.norm = Normalize(c.norm, (c.embed,))
-        self.head = Unembedding(c.head, c.vocab, c.embed, init)
+        if c.residual.norms != "sum":
+            self.norm = Normalize(c.norm, (c.embed,))
+        self.head = Unembedding(c.head, c.vocab, width, init)
         if c.embedding.positions:
             rows = c.embedding.positions + c.embedding.offset
             self.positions = Table(rows, c.embed, init)
@@ -74,6 +79,7 @@ class Decoder(nn.Module):
         self, final: Float[Array, "batch seq embed"]
     ) -> Float[Array, "batch seq vocab"]:
         """Scores of every token of the vocabulary, float32."""
+        final = final if self.config.width is None else self.narrow(final)
         return self.head(final, self.embed() if self.config.head.tied else None)
 
     def _trunk(
@@ -88,7 +94,8 @@ class Decoder(nn.Module):
             train=train,
             wanted=sorted({i for i in wanted if i < self.config.layers}),
         )
-        outputs[self.config.layers] = final = self.norm(x)
+        final = x if self.config.residual.norms == "sum" else self.norm(x)
+        outputs[self.config.layers] = final
         return final, tuple(outputs[i] for i in wanted)
 
     def _embedded(
@@ -98,6 +105,7 @@ class Decoder(nn.Module):
         x = jnp.take(table, tokens, axis=0).astype(self.dtype or table.dtype)
         if c.scale != 1:
             x = x * jnp.asarray(c.scale, x.dtype)
+        x = x if self.config.width is None else self.widen(x)
         if c.positions:
             rows = learned_rows(self.positions(), positions + c.offset)
             x = x + rows.astype(x.dtype)
