@@ -24,13 +24,13 @@ class Heads(Field):
 
     def fault(self, value: Any) -> str | None:
         """Refuses a class that the family does not have."""
-        if value is None or (value and value[0] in self.classes):
+        if (value or self.default)[0] in self.classes:
             return None
         return f"must be one of {', '.join(self.classes)}, got {value!r}"
 
     def puts(self, value: Any, get: Callable[[str], Any]) -> Values:
         """The attributes of the class."""
-        name = self.default[0] if value is None else value[0]
+        name = (value or self.default)[0]
         return {
             to: part.of(get) if isinstance(part, Derived) else part
             for to, part in self.classes[name].items()

@@ -61,13 +61,22 @@ class Pretrained(Source):
         attention_mask: Int[np.ndarray, "batch seq"] | None = None,
         position_ids: Int[np.ndarray, "batch seq"] | None = None,
     ) -> Float[np.ndarray, "batch seq vocab"]:
-        """Scores of the next token at every position, as torch's forward gives them.
+        """Scores of tokens at every position, as torch's forward gives them.
 
         Compiled once for each shape. Rows of padding hold numbers that mean nothing.
+
+        Raises:
+            ValueError: the model has no head, and so no scores.
         """
         inputs = {"tokens": np.asarray(input_ids, np.int32)}
         if attention_mask is not None:
             inputs["mask"] = np.asarray(attention_mask, bool)
         if position_ids is not None:
             inputs["positions"] = np.asarray(position_ids, np.int32)
-        return np.asarray(self._forward(self.variables, inputs))
+        logits = self._forward(self.variables, inputs)
+        if logits is None:
+            raise ValueError(
+                f"{self.address} has no head that scores anything; model.apply gives "
+                "its states"
+            )
+        return np.asarray(logits)

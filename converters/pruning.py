@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ def prune_layers(
         for new, old in names.items()
     ]
     config = _config(source, field, count, layers)
+    _check_kinds(source, config, layers)
     with staged(Path(folder).expanduser().absolute()) as partial:
         write_file(
             partial / SINGLE,
@@ -84,6 +85,10 @@ def _count(source: Pretrained) -> tuple[str, int]:
         for name, field in family.fields.items()
         if isinstance(field, Use) and field.to == LAYERS
     ]
+    if not fields:
+        raise ValueError(
+            f"{source.address}: its blocks share their weights, so none can be cut out"
+        )
     blocks = {path[2] for path in source.table.variables if path[1] == LAYERS}
     return fields[0], len(blocks)
 
@@ -98,6 +103,30 @@ def _check(layers: Sequence[int], count: int) -> None:
         faults.append(f"a block is named twice in {list(layers)}")
     if faults:
         raise ValueError("layers: " + "; ".join(faults))
+
+
+def _check_kinds(
+    source: Pretrained, config: Mapping[str, Any], layers: Sequence[int]
+) -> None:
+    """Raises where a kept block would be of another kind in its new place.
+
+    A config may say which blocks have a window, or lack a norm, by their place alone.
+    """
+    family = family_of(source.config, source.address)
+    before, after = (
+        family.read({**one, **source.ties.edits}, ignore_fields=tuple(one))
+        for one in (source.config, config)
+    )
+    faults = [
+        f"block {old} would be of another kind as block {new}"
+        for new, old in enumerate(layers)
+        if before.kind_of(old) != after.kind_of(new)
+    ]
+    if faults:
+        raise ValueError(
+            "layers: " + "; ".join(faults) + ". Keep others, or list the kinds of the "
+            "blocks in config.json (layer_types)"
+        )
 
 
 def _renamed(source: Pretrained, layers: Sequence[int]) -> dict[str, str]:

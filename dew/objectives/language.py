@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from dew.nn.encoder import Encoder
 from dew.nn.stack import DecoderBank, Scanned
 from dew.objectives.base import (
     Aux,
@@ -98,6 +99,13 @@ class CausalLM(Objective[Mean, None]):
     qk_stats: bool = False
 
     artifact: ClassVar[type | None] = TokenScores
+
+    def __post_init__(self) -> None:
+        if isinstance(self.source.model, Encoder):
+            raise ValueError(
+                "CausalLM.source must see no later tokens, and an Encoder sees them "
+                "all; train it with MaskedLM"
+            )
 
     @property
     def inputs(self) -> InputSpec:

@@ -1,12 +1,22 @@
 """Masked language modelling: put back the tokens that were hidden."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from dew.objectives.base import Aux, EMASpec, InputSpec, Mean, Objective, Step
+from dew.nn.encoder import KINDS
+from dew.objectives.base import (
+    Aux,
+    EMASpec,
+    InputSpec,
+    Mean,
+    Objective,
+    Prediction,
+    Step,
+)
 from dew.objectives.forward import forward, scored, started
 from dew.objectives.hiding import hide_tokens, real_tokens
 from dew.objectives.language import INPUTS, TokenScores, token_losses
@@ -24,7 +34,8 @@ class MaskedLM(Objective[Mean, None]):
     Of the tokens that are neither padding nor one of `special_ids`, `rate` are hidden
     as BERT does it, drawn anew by each step's key. A batch may bring its own `labels`
     [batch, seq], negative where nothing is predicted, for tokens already masked. Any
-    model with logits over the vocabulary will do.
+    model with logits over the vocabulary will do; one that tells kinds of tokens apart
+    reads `token_type_ids` where a batch has them.
     """
 
     source: Source
@@ -66,8 +77,27 @@ class MaskedLM(Objective[Mean, None]):
         self, params: Variables, batch: Batch, step: Step
     ) -> tuple[Mean, Aux[None]]:
         """The summed loss over the number of tokens hidden."""
-        scores = self._scores(params, batch, step, train=True)
-        return Mean.of(scores.losses, scores.weights), Aux()
+        stats, aux, _ = self.predict(params, batch, step, train=True)
+        return stats, aux
+
+    def predict(
+        self,
+        params: Variables,
+        batch: Batch,
+        step: Step,
+        *,
+        train: bool,
+        layers: Sequence[int] = (),
+    ) -> tuple[Mean, Aux[None], Prediction]:
+        """The loss, with logits and hidden states behind it.
+
+        A teacher and a student that are given one step hide the same tokens.
+
+        Raises:
+            ValueError: the model scores no tokens.
+        """
+        said = self._read(params, batch, step, train=train, layers=layers)
+        return Mean.of(said.losses, said.weights), Aux(), said
 
     def evaluate(self, params: Variables, batch: Batch, step: Step) -> TokenScores:
         """Loss and weight of every position, dropout off, masked by the step's key."""
@@ -80,6 +110,18 @@ class MaskedLM(Objective[Mean, None]):
     def _scores(
         self, params: Variables, batch: Batch, step: Step, *, train: bool
     ) -> TokenScores:
+        said = self._read(params, batch, step, train=train)
+        return TokenScores(said.losses, said.weights)
+
+    def _read(
+        self,
+        params: Variables,
+        batch: Batch,
+        step: Step,
+        *,
+        train: bool,
+        layers: Sequence[int] = (),
+    ) -> Prediction:
         choice, dropout = jax.random.split(step.key)
         tokens, labels = batch["tokens"], batch.get("labels")
         if labels is None:
@@ -92,13 +134,22 @@ class MaskedLM(Objective[Mean, None]):
                 mask_id=self.mask_id,
                 vocab=self.vocab,
             )
-        inputs = {name: batch[name] for name in INPUTS if name in batch}
+        read = (*INPUTS, KINDS)
+        inputs = {name: batch[name] for name in read if name in batch}
         outputs, _ = forward(
             self.source,
             thaw(params),
             {**inputs, "tokens": tokens},
             Step(step.step, dropout),
             train=train,
+            layers=layers,
         )
-        losses = token_losses(wide(outputs.logits), jnp.maximum(labels, 0))
-        return TokenScores(losses, (labels >= 0).astype(jnp.float32))
+        if outputs.logits is None:
+            raise ValueError(
+                f"{type(self.source.model).__name__} scores no tokens; MaskedLM needs "
+                "a model with a head over the vocabulary"
+            )
+        logits = wide(outputs.logits)
+        losses = token_losses(logits, jnp.maximum(labels, 0))
+        weights = (labels >= 0).astype(jnp.float32)
+        return Prediction(logits, losses, weights, outputs.hidden)
