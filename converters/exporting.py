@@ -178,7 +178,7 @@ class Export:
     def _piece(self, piece: Piece) -> np.ndarray:
         leaf = self._leaves[piece.target]
         if piece.entry is None:
-            return _on_host(leaf)
+            return on_host(leaf)
         return _entry_on_host(leaf, piece.axis, piece.entry)
 
     def shards(self, limit: int | None) -> dict[str, list[str]]:
@@ -251,7 +251,7 @@ class Export:
         ).encode()
 
 
-def _on_host(leaf: Any) -> np.ndarray:
+def on_host(leaf: Any) -> np.ndarray:
     """Returns an array as numpy; a view where it lies whole on the CPU.
 
     Elsewhere a copy of the handle is read: jax keeps what it fetched beside the array
@@ -267,7 +267,7 @@ def _on_host(leaf: Any) -> np.ndarray:
 
 
 def _entry_on_host(leaf: Any, axis: int, entry: int) -> np.ndarray:
-    """Returns one entry of an axis, as `_on_host` does.
+    """Returns one entry of an axis, as `on_host` does.
 
     Of an array on several devices each gives its part: to index the array would put
     the entry on all of them, whole.
@@ -275,7 +275,7 @@ def _entry_on_host(leaf: Any, axis: int, entry: int) -> np.ndarray:
     before = (slice(None),) * axis
     is_apart = isinstance(leaf, jax.Array) and leaf.is_fully_addressable
     if not (is_apart and len(leaf.devices()) > 1):
-        return _on_host(leaf[(*before, entry)])
+        return on_host(leaf[(*before, entry)])
     whole = np.empty(leaf.shape[:axis] + leaf.shape[axis + 1 :], leaf.dtype)
     for shard in leaf.addressable_shards:
         start, stop, _ = shard.index[axis].indices(leaf.shape[axis])

@@ -101,6 +101,38 @@ class Layout:
                 )
         return {**{name: known[name] for name in self.outer if name in known}, **found}
 
+    def stored_outputs(self, outputs: int) -> list[bool]:
+        """Says of each stored axis whether it is of the variable's first `outputs`."""
+        outs = {name for axis in self.variable_axes[:outputs] for name in axis}
+        return [set(axis.replace("|", " ").split()) <= outs for axis in self._sides[0]]
+
+    def factors(self, outputs: int, inner: str) -> tuple["Layout", "Layout"]:
+        """The layouts of a low-rank matrix of this form, of B A in place of W.
+
+        A is stored [inner, inputs] and B [outputs, inner], whichever way W lies.
+
+        Args:
+            outputs: how many axes of the variable, from the first, are outputs.
+            inner: a name for the new axis, which this layout lacks.
+        """
+        sides: dict[bool, list[str]] = {True: [], False: []}
+        for axis, is_output in zip(
+            self._sides[0], self.stored_outputs(outputs), strict=True
+        ):
+            sides[is_output].append(f"({axis})")
+        if [len(side) for side in sides.values()] != [1, 1] or "|" in sides[False][0]:
+            raise ValueError(
+                f"layout {self.pattern!r} is no matrix of outputs and inputs apart"
+            )
+        out, into = (
+            " ".join(f"({' '.join(axis)})" for axis in axes)
+            for axes in (self.variable_axes[:outputs], self.variable_axes[outputs:])
+        )
+        return (
+            Layout(f"{inner} {sides[False][0]} -> {inner} {into}"),
+            Layout(f"{sides[True][0]} {inner} -> {out} {inner}"),
+        )
+
     def block(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape of this variable's share of the stored tensor.
 

@@ -38,6 +38,13 @@ class Pretrained(Source):
         """Itself: what is saved has a source and variables, as a task has."""
         return self
 
+    def plain(self, variables: Variables) -> tuple["Pretrained", Variables]:
+        """What a folder for transformers holds of trained variables, and its source.
+
+        What stands beside a model, such as an adapter, is no part of it.
+        """
+        return self, variables
+
     @property
     def address(self) -> str:
         """What the user called the model: a folder, a hub id, a URL."""

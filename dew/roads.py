@@ -14,8 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 import jax
 from rich.console import Console
 
+from dew.converters import peft
+from dew.converters.adapters import Adapted
+from dew.converters.adapters import adapt as adapt
+from dew.converters.address import local_folder
 from dew.converters.exporting import export
 from dew.converters.loading import Shardings, UnknownFamilyError, load_native
+from dew.converters.lora import Lora
 from dew.converters.pretrained import Pretrained
 from dew.converters.ties import Tied
 from dew.objectives.distillation import student_variables
@@ -64,13 +69,29 @@ def load(
     tied: Tied | None = None,
     ignore_fields: Sequence[str] = (),
     dequantise: bool = False,
+    base: Pretrained | None = None,
 ) -> Pretrained:
     """Loads a pretrained model from a folder, a hub id, a URL or a run of ours.
 
-    Of a run its export is loaded. An architecture that the native road does not have
-    takes the lowered one, which stderr is told. See
-    `dew.converters.loading.load_native` for what the arguments mean.
+    Of a run its export is loaded. An adapter's folder is loaded over `base`, or over
+    the model that it names, and gives an `Adapted`. An architecture that the native
+    road does not have takes the lowered one, which stderr is told. See
+    `dew.converters.loading.load_native` for what the other arguments mean.
     """
+    adapter = _adapter_at(address)
+    if adapter is not None:
+        base = base or load(
+            peft.base_address(adapter),
+            dtype=dtype,
+            road=road,
+            shardings=shardings,
+            tied=tied,
+            ignore_fields=ignore_fields,
+            dequantise=dequantise,
+        )
+        return peft.load_adapter(adapter, os.fspath(address), base, dtype=dtype)
+    if base is not None:
+        raise ValueError(f"base= goes with an adapter's folder, and {address} is none")
     if road == "lowered":
         return _lowered(
             address, dtype=dtype, shardings=shardings, dequantise=dequantise
@@ -109,6 +130,14 @@ def _unpickled(folder: Path) -> Path:
     return _bridge("pickles", what).unpickled(folder)
 
 
+def _adapter_at(address: str | os.PathLike[str]) -> Path | None:
+    """The adapter's folder that an address names, None where it names a model."""
+    folder = local_folder(address)
+    if is_run(folder):
+        folder = RunFolder(folder).export
+    return folder if peft.is_adapter(folder) else None
+
+
 def save(
     task: Saveable,
     folder: str | os.PathLike[str],
@@ -118,14 +147,18 @@ def save(
     max_shard_size: int | str | None = None,
     overwrite: bool = False,
     check: Callable[[Path], None] | None = None,
+    merge: bool = False,
 ) -> Path:
     """Writes a task or a loaded model as a folder that transformers loads.
 
-    Config, tokenizer and side files are those of the folder it was loaded from. See
-    `dew.converters.exporting.export` for what the arguments mean.
+    Config, tokenizer and side files are those of the folder it was loaded from. Of a
+    model with an adapter the adapter alone is written, as PEFT's folder, unless `merge`
+    asks for the whole. See `dew.converters.exporting.export` for what the other
+    arguments mean.
 
     Raises:
         TypeError: the model came from no folder, so there is no config to write.
+        ValueError: `merge` of a model without an adapter, or a dtype for an adapter.
     """
     source = task.source
     if not isinstance(source, Pretrained):
@@ -134,14 +167,20 @@ def save(
             f"{type(source).__name__}: it has no folder whose config, tokenizer and "
             "layout an export could keep"
         )
+    current = task.variables if variables is None else variables
+    options: dict[str, Any] = {"overwrite": overwrite, "check": check}
+    if isinstance(source, Adapted) and not merge:
+        if dtype is not None or max_shard_size is not None:
+            raise ValueError(
+                f"an adapter is one file in the dtypes it was trained in; dtype={dtype}"
+                f" and max_shard_size={max_shard_size} go with merge=True"
+            )
+        return peft.save_adapter(source, folder, current or {}, **options)
+    if merge and not isinstance(source, Adapted):
+        raise ValueError(f"{source.address} has no adapter to merge")
+    source, current = source.plain(current or {})
     return export(
-        source,
-        folder,
-        task.variables if variables is None else variables,
-        dtype=dtype,
-        max_shard_size=max_shard_size,
-        overwrite=overwrite,
-        check=check,
+        source, folder, current, dtype=dtype, max_shard_size=max_shard_size, **options
     )
 
 
@@ -154,6 +193,8 @@ def trained(run: str | os.PathLike[str], *, ema: bool = True) -> TextGeneration:
     folder = RunFolder(Path(run))
     config = folder.read()["config"]
     source = load(config["student"] if "student" in config else config["model"])
+    if config.get("lora"):
+        source = adapt(source, Lora(**config["lora"]), key=jax.random.key(0))
     saved = Checkpoints(folder.checkpoints)
     try:
         learned = student_variables(saved.variables(ema=ema))

@@ -9,6 +9,7 @@ import jax
 from rich.console import Console
 
 from dew import roads
+from dew.cli.lora import trained_by
 from dew.cli.models import load_to_train, tokenizer_of
 from dew.cli.report import show
 from dew.cli.terms import Chosen, chosen
@@ -62,10 +63,13 @@ class Distill(Training):
             remat=self.remat,
             stack=self.stack,
         )
+        student = self.lora.adapted(student, self.seed)
         taught = self._taught(student, console)
         picked = self._terms(student, taught.source)
         objective = Distillation(
-            student=CausalLM(source=student, seq_len=self.seq_len),
+            student=CausalLM(
+                source=student, seq_len=self.seq_len, trainable=trained_by(student)
+            ),
             teacher=taught.teacher,
             terms=picked.terms,
             hidden=picked.hidden,

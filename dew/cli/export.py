@@ -11,6 +11,7 @@ from rich.console import Console
 
 from dew import roads
 from dew.cli.report import show
+from dew.converters.adapters import Adapted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,10 @@ class Export:
     """Of all floating tensors; by default each keeps its own."""
     max_shard_size: str | None = None
     """Such as 5GB; by default the sharding stays as it is."""
+    merge: bool = False
+    """Write a model with its adapter merged in, in place of the adapter's folder."""
+    adapter_only: bool = False
+    """Insist on the adapter's folder, and refuse a model that has none."""
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print one JSON object and no table."""
 
@@ -33,12 +38,18 @@ class Export:
         console = Console(stderr=True)
         is_run = roads.is_run(self.model)
         task = roads.trained(self.model) if is_run else roads.load(self.model)
+        if self.adapter_only and (self.merge or not isinstance(task.source, Adapted)):
+            raise ValueError(
+                f"--adapter-only writes an adapter's folder; {self.model} has none, or "
+                "--merge asks for the whole model"
+            )
         certificate = roads.save_certified(
             task,
             self.out,
             console=console,
             dtype=self.dtype,
             max_shard_size=self.max_shard_size,
+            merge=self.merge,
         )
         files = {p.name: p.stat().st_size for p in sorted(self.out.iterdir())}
         proof = None if certificate is None else certificate.json()

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import jax
 from rich.console import Console
 
+from dew.cli.lora import trained_by
 from dew.cli.models import load_to_train
 from dew.cli.report import show
 from dew.cli.training import Training, table
@@ -28,8 +29,9 @@ class Pretrain(Training):
             remat=self.remat,
             stack=self.stack,
         )
+        source = self.lora.adapted(source, self.seed)
         result = self.train(
-            CausalLM(source=source, seq_len=self.seq_len),
+            CausalLM(source=source, seq_len=self.seq_len, trainable=trained_by(source)),
             source,
             self.batches(source, console),
             sources=(source,),

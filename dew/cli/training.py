@@ -1,7 +1,7 @@
 """What the commands that train share: their flags, and the run from data to proof."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,6 +10,7 @@ import tyro
 from rich.console import Console
 
 from dew import roads
+from dew.cli.lora import LoraFlags
 from dew.cli.models import (
     Precision,
     Stack,
@@ -82,6 +83,8 @@ class Training:
     """wrapped wastes nothing, best_fit keeps documents whole, apart has one a row."""
     text_field: str = "text"
     """The field of .jsonl and .parquet records that holds the text."""
+    lora: LoraFlags = field(default_factory=LoraFlags)
+    """An adapter in place of the weights."""
     fsdp: int = 1
     """Devices that weights are split over."""
     tensor: int = 1
@@ -212,10 +215,11 @@ class Training:
 
     def _config(self) -> dict[str, Any]:
         """The settings as JSON."""
-        return {
+        settings = {
             name: str(value) if isinstance(value, Path) else value
             for name, value in asdict(self).items()
         }
+        return {**settings, "lora": self.lora.config()}
 
     def _course(self, display: Display) -> dict[str, Any]:
         """The run in figures."""

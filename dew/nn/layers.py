@@ -15,11 +15,18 @@ from jaxtyping import Array, Float
 
 from dew.nn.config import Norm
 
+LORA = "lora"
+"""The collection of what an adapter is multiplied by, and dropped with."""
+
+FACTORS = ("lora_a", "lora_b")
+"""An adapter's matrices beside the weight: [rank, *inputs] and [*outputs, rank]."""
+
 
 class Linear(nn.Module):
     """y = x Wᵀ + b over the last axes of x, the `inputs`; W is [*outputs, *inputs].
 
-    Computes in the dtype of x.
+    Computes in the dtype of x. Where the variables hold a low-rank adapter beside W,
+    what it says is added, see `dew.nn.lora`.
     """
 
     inputs: Sequence[int]
@@ -37,7 +44,17 @@ class Linear(nn.Module):
         if self.bias:
             bias = self.param("bias", nn.initializers.zeros, tuple(self.outputs))
             y = y + jax.lax.expand_dims(bias.astype(y.dtype), range(y.ndim - n_out))
-        return y
+        return y + self._adapted(x) if self.has_variable(LORA, "scale") else y
+
+    def _adapted(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Returns scale · B A x, with dropout of x where a dropout key is given."""
+        a, b = (self.get_variable("params", name).astype(x.dtype) for name in FACTORS)
+        scale = self.get_variable(LORA, "scale").astype(x.dtype)
+        if self.has_variable(LORA, "dropout") and self.has_rng("dropout"):
+            share = 1 - self.get_variable(LORA, "dropout")
+            kept = jax.random.bernoulli(self.make_rng("dropout"), share, x.shape)
+            x = jnp.where(kept, x / share.astype(x.dtype), jnp.zeros_like(x))
+        return scale * contract(contract(x, a, len(self.inputs)), b, 1)
 
 
 def contract(
