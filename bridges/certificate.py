@@ -7,6 +7,7 @@ continue the same prompts alike.
 
 import importlib.metadata
 import json
+import warnings
 from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -336,7 +337,10 @@ def _quiet() -> Any:
     logger.set_verbosity_error()
     logger.disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings():
+            # PEFT asks transformers by names that are going away.
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
     finally:
         logger.set_verbosity(level)
         logger.enable_progress_bar()

@@ -159,7 +159,8 @@ def torch_table(source: Pretrained) -> Table:
     copies = [
         copy.rule
         for copy in family.copies
-        if copy.flag is None or family.flag(config, copy.flag)
+        if family.has(copy, config)
+        and (copy.flag is None or family.flag(config, copy.flag))
     ]
     return build_table(family.rules, source.table.variables, copies=copies)
 

@@ -30,7 +30,7 @@ from dew.converters.adapters import (
 from dew.converters.address import HUB_ID
 from dew.converters.exporting import on_host
 from dew.converters.factors import form_of, is_transposed, joined, split
-from dew.converters.lora import Lora
+from dew.converters.lora import Lora, matches
 from dew.converters.naming import brief
 from dew.converters.peft_config import CONFIG, read_config
 from dew.converters.pretrained import Pretrained
@@ -46,8 +46,13 @@ WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 
 
+READ_AS_EXPERTS = ("deepseek_v2", "deepseek_v3", "qwen3_moe")
+"""Models of which PEFT (0.21) takes any target named as below for stacked experts."""
+
+EXPERTS = ("gate_proj", "up_proj", "down_proj")
+
 TASKS = {"ForCausalLM": "CAUSAL_LM", "LMHeadModel": "CAUSAL_LM"}
-"""PEFT's task by the end of an architecture's name; others are features."""
+"""PEFT's task by the end of an architecture's name; others are left open."""
 
 
 def is_adapter(folder: FilePath) -> bool:
@@ -116,7 +121,8 @@ def save_adapter(
     Under several processes all of them call it, and the first writes.
 
     Raises:
-        ValueError: the base is no folder that torch would read as we did.
+        ValueError: the base is no folder that torch would read as we did, or PEFT
+            would read a module as another.
     """
     ties = source.base.ties
     if ties.edits or ties.dropped or ties.borrowed:
@@ -124,7 +130,15 @@ def save_adapter(
             f"{source.base.address} was read with tied=…, so no folder holds the "
             "adapter's base; save the base, load that, and adapt it, or merge"
         )
+    lost = [name for name in source.parts if matches(EXPERTS, name)]
+    if lost and source.config.get("model_type") in READ_AS_EXPERTS:
+        raise ValueError(
+            f"PEFT would read {', '.join(brief(lost))} as its experts; leave them out "
+            "(exclude=…), or write the whole model (merge=True, --merge)"
+        )
     form = Form(base=source.base, chosen=source.chosen)
+    # What is beside the base's own rows and layers is no part of a folder.
+    _, variables = source.base.plain(variables)
     tensors = form.tensors(variables)
     target = FilePath(folder).expanduser().absolute()
     if jax.process_index() == 0:
@@ -157,7 +171,7 @@ def _fixed(source: Adapted) -> dict[str, Any]:
     return {
         "base_model_name_or_path": address if is_hub else str(folder.path),
         "revision": revision or None if is_hub else None,
-        "task_type": tasks[0] if tasks else "FEATURE_EXTRACTION",
+        "task_type": tasks[0] if tasks else None,
         "peft_type": "LORA",
         "bias": "none",
         "inference_mode": True,

@@ -23,6 +23,8 @@ from dew.converters.loading import Shardings, UnknownFamilyError, load_native
 from dew.converters.lora import Lora
 from dew.converters.pretrained import Pretrained
 from dew.converters.ties import Tied
+from dew.converters.vocabulary import extend_vocabulary as extend_vocabulary
+from dew.converters.vocabulary import pad_vocabulary as pad_vocabulary
 from dew.objectives.distillation import student_variables
 from dew.source import Source
 from dew.tasks.text import TextGeneration
@@ -193,6 +195,8 @@ def trained(run: str | os.PathLike[str], *, ema: bool = True) -> TextGeneration:
     folder = RunFolder(Path(run))
     config = folder.read()["config"]
     source = load(config["student"] if "student" in config else config["model"])
+    if config.get("pad_vocab", 1) != 1:
+        source = pad_vocabulary(source, config["pad_vocab"])
     if config.get("lora"):
         source = adapt(source, Lora(**config["lora"]), key=jax.random.key(0))
     saved = Checkpoints(folder.checkpoints)
@@ -252,11 +256,14 @@ def save_certified(
     Raises:
         CertificationError: the check failed; no folder is left.
     """
-    if not has_torch():
+    is_adapter = isinstance(task.source, Adapted) and not options.get("merge")
+    needed = ("torch", "transformers", *(("peft",) if is_adapter else ()))
+    lacking = [name for name in needed if not importlib.util.find_spec(name)]
+    if lacking:
         save(task, folder, **options)
         console.print(
-            f"{folder} is written but NOT certified: torch and transformers are not "
-            f"installed; {INSTALL}"
+            f"{folder} is written but NOT certified, without {', '.join(lacking)}: "
+            "pip install 'dew-bridge[torch,peft]' brings them"
         )
         return None
     found: list[Certificate] = []

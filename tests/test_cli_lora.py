@@ -37,7 +37,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def command(model: Path, text: Path, out: Path, *more: str) -> list[str]:
     return (
         f"""pretrain --model {model} --data {text} --out {out} --steps 3
-        --batch-size 4 --seq-len 16 --learning-rate 3e-2 --schedule constant --json
+        --batch-size 8 --seq-len 16 --learning-rate 3e-2 --schedule constant --json
         --lora-rank 4 --lora-targets q_proj v_proj down_proj --lora-dropout 0.1
         """.split()
         + list(more)
@@ -89,7 +89,7 @@ def test_an_adapter_is_taken_where_a_model_is_and_trained_further(
     generate = f"generate --model {run / 'export'} --prompt w1 --json"
     assert main([*generate.split(), "--max-new-tokens", "2"]) == 0
     further = f"""pretrain --model {run / "export"} --data {text} --steps 1 --json
-    --batch-size 4 --seq-len 16 --out {tmp_path / "run"}""".split()
+    --batch-size 8 --seq-len 16 --out {tmp_path / "run"}""".split()
     assert main(further) == 0
     assert (tmp_path / "run" / "export" / CONFIG).is_file()
 

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import dew
-from dew.converters.peft import WEIGHTS
+from dew.converters.peft import EXPERTS, READ_AS_EXPERTS, WEIGHTS
 from dew.converters.peft_config import CONFIG, FIELDS
 from dew.nn.layers import FACTORS
 from dew.tree import flatten, unflatten
@@ -94,7 +94,8 @@ class Saved:
     @cached_property
     def source(self) -> Any:
         base = base_folder(self.family, self.folder)
-        source = moved(adapt(base, alpha=6.0, targets="all-linear"))
+        exclude = EXPERTS if self.family in READ_AS_EXPERTS else ()
+        source = moved(adapt(base, alpha=6.0, targets="all-linear", exclude=exclude))
         dew.save(source, self.folder / "adapter")
         dew.save(source, self.folder / "merged", merge=True)
         return source
@@ -155,7 +156,9 @@ def test_all_linear_means_the_modules_that_it_means_to_peft(saved: Saved) -> Non
         for name, _ in theirs.named_modules()
         if name.endswith(tail)
     }
-    assert {*saved.source.parts} == names
+    if saved.family not in READ_AS_EXPERTS:
+        assert {*saved.source.parts} == names
+    assert {*saved.source.parts} <= names
 
 
 ATTENTION = r".*\.self_attn\.(q|v)_proj"
@@ -326,6 +329,13 @@ def test_a_tied_head_alone_and_experts_are_not_saved(
     base = base_folder("qwen3_moe", tmp_path)
     with pytest.raises(ValueError, match="one of a stack of experts"):
         adapt(base, to_save=("experts.0.up_proj",))
+
+
+def test_modules_that_peft_would_take_for_experts_are_refused(tmp_path: Path) -> None:
+    base = base_folder("deepseek_v3", tmp_path)
+    with pytest.raises(ValueError, match=r"read .*mlp.down_proj.* as its experts"):
+        dew.save(adapt(base), tmp_path / "out")
+    dew.save(adapt(base), tmp_path / "merged", merge=True)
 
 
 def test_tensors_that_do_not_fit_are_all_named(llama: Path, tmp_path: Path) -> None:

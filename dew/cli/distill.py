@@ -63,7 +63,7 @@ class Distill(Training):
             remat=self.remat,
             stack=self.stack,
         )
-        student = self.lora.adapted(student, self.seed)
+        student = self.prepared(student)
         taught = self._taught(student, console)
         picked = self._terms(student, taught.source)
         objective = Distillation(

@@ -17,6 +17,7 @@ from dew.cli.check import Check
 from dew.cli.distill import Distill
 from dew.cli.evaluate import Eval
 from dew.cli.export import Export, Verify
+from dew.cli.extend import Extend
 from dew.cli.generate import Generate
 from dew.cli.launch import Launch, join_launched
 from dew.cli.pretrain import Pretrain
@@ -30,6 +31,7 @@ Command: TypeAlias = (
     | Annotated[CacheTeacher, tyro.conf.subcommand("cache-teacher")]
     | Annotated[Check, tyro.conf.subcommand("check")]
     | Annotated[Prune, tyro.conf.subcommand("prune")]
+    | Annotated[Extend, tyro.conf.subcommand("extend")]
     | Annotated[Eval, tyro.conf.subcommand("eval")]
     | Annotated[Generate, tyro.conf.subcommand("generate")]
     | Annotated[Export, tyro.conf.subcommand("export")]

@@ -29,7 +29,7 @@ class Pretrain(Training):
             remat=self.remat,
             stack=self.stack,
         )
-        source = self.lora.adapted(source, self.seed)
+        source = self.prepared(source)
         result = self.train(
             CausalLM(source=source, seq_len=self.seq_len, trainable=trained_by(source)),
             source,

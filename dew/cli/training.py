@@ -20,6 +20,7 @@ from dew.cli.models import (
 )
 from dew.cli.report import Display
 from dew.converters.pretrained import Pretrained
+from dew.converters.vocabulary import pad_vocabulary
 from dew.data import Batches, Packing, evaluation_batches, training_batches
 from dew.nn.decoder import Decoder, Remat
 from dew.objectives.base import Objective
@@ -85,6 +86,8 @@ class Training:
     """The field of .jsonl and .parquet records that holds the text."""
     lora: LoraFlags = field(default_factory=LoraFlags)
     """An adapter in place of the weights."""
+    pad_vocab: int = 1
+    """Split the tables of tokens evenly by rows up to a multiple; exports lack them."""
     fsdp: int = 1
     """Devices that weights are split over."""
     tensor: int = 1
@@ -103,6 +106,12 @@ class Training:
     """Go on from the newest checkpoint in --out."""
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print one JSON object and no table."""
+
+    def prepared(self, source: Pretrained) -> Pretrained:
+        """The model to train with its padding and its adapter, as far as asked for."""
+        if self.pad_vocab != 1:
+            source = pad_vocabulary(source, self.pad_vocab)
+        return self.lora.adapted(source, self.seed)
 
     def batches(self, source: Pretrained, console: Console) -> Batches:
         """Training batches of the text, in the tokens of the model to be trained."""

@@ -313,11 +313,18 @@ class DecoderConfig(TransformerConfig):
     """A causal transformer, from token ids to logits.
 
     Tables of tokens are `width` wide where it is not None: a linear map widens their
-    rows, and another narrows the final states.
+    rows, and another narrows the final states. They have `spare` rows after those of
+    the vocabulary, to be split evenly: no tokens, so no logits.
     """
 
     head: Head = Head()
     width: int | None = None
+    spare: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Rows of a table of tokens, spare ones included."""
+        return self.vocab + self.spare
 
 
 @dataclass(frozen=True, kw_only=True)

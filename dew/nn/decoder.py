@@ -40,14 +40,14 @@ class Decoder(nn.Module):
         c = self.config
         init = nn.initializers.normal(c.init_std)
         width = c.embed if c.width is None else c.width
-        self.embed = Table(c.vocab, width, init)
+        self.embed = Table(c.rows, width, init)
         if c.width is not None:
             self.widen = Linear((width,), (c.embed,), init_std=c.init_std)
             self.narrow = Linear((c.embed,), (width,), init_std=c.init_std)
         self.layers = Layers(c, scan=self.scan, remat=self.remat)
         if c.residual.norms != "sum":
             self.norm = Normalize(c.norm, (c.embed,))
-        self.head = Unembedding(c.head, c.vocab, width, init)
+        self.head = Unembedding(c.head, c.rows, width, init)
         if c.embedding.positions:
             rows = c.embedding.positions + c.embedding.offset
             self.positions = Table(rows, c.embed, init)
@@ -79,8 +79,11 @@ class Decoder(nn.Module):
         self, final: Float[Array, "batch seq embed"]
     ) -> Float[Array, "batch seq vocab"]:
         """Scores of every token of the vocabulary, float32."""
-        final = final if self.config.width is None else self.narrow(final)
-        return self.head(final, self.embed() if self.config.head.tied else None)
+        c = self.config
+        final = final if c.width is None else self.narrow(final)
+        logits = self.head(final, self.embed() if c.head.tied else None)
+        # Cut from the logits and not from the table, whose rows stay split evenly.
+        return logits[..., : c.vocab] if c.spare else logits
 
     def _trunk(
         self, inputs: Mapping[str, Array], *, train: bool, layers: Sequence[int]
