@@ -7,15 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from dew.bridges import Lowered, lower
 from dew.bridges.naming import dotted
 from dew.objectives.base import Step
+from dew.objectives.distillation import Distillation
 from dew.objectives.language import CausalLM
 from dew.source import Source
 from tests import hf
-from tests.helpers import RTOL
+from tests.helpers import RTOL, ZOO_GRADIENT
 
 
 def step(seed: int = 0) -> Step:
@@ -92,3 +94,34 @@ def test_dropout_follows_the_steps_key() -> None:
     assert total(0) != total(1)
     stats, _, _ = causal.predict(lowered.variables, batch, step(), train=False)
     assert abs(float(stats.total) - total(0)) < 0.2 * float(stats.total)
+
+
+def test_a_lowered_student_learns_what_torch_says_from_a_lowered_teacher() -> None:
+    models: Any = [hf.llama(seed) for seed in (0, 1)]
+    ids = hf.tokens(2, 16)
+    student, teacher = (lower(m, {"tokens": ids}, check=False) for m in models)
+    distilled = Distillation(
+        student=objective(student), teacher=objective(teacher), measures=(), chunk=5
+    )
+    batch = {"tokens": jnp.asarray(ids)}
+
+    def loss(variables: Any) -> jax.Array:
+        stats, _ = distilled.loss(variables, batch, step())
+        return distilled.reduce_loss(stats)[0]
+
+    variables = distilled.init(jax.random.key(0))
+    value, slopes = jax.jit(jax.value_and_grad(loss))(variables)
+    # The last token predicts nothing.
+    mine, theirs = (
+        torch.log_softmax(m(torch.tensor(ids)).logits[:, :-1], dim=-1) for m in models
+    )
+    kl = functional.kl_div(mine, theirs, log_target=True, reduction="none")
+    want = kl.sum(-1).mean()
+    want.backward()
+    np.testing.assert_allclose(value, want.item(), rtol=RTOL["float32"])
+    ours = dotted({"params": slopes["params"]})
+    scale = max(float(w.grad.abs().max()) for w in models[0].parameters())
+    for name, weight in models[0].named_parameters():
+        gap = np.abs(np.asarray(ours[name]) - weight.grad.numpy()).max()
+        assert gap < ZOO_GRADIENT * scale
+    assert not any(jnp.any(slope) for slope in jax.tree.leaves(slopes["teacher"]))

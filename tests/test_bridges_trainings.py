@@ -85,8 +85,8 @@ def test_a_real_albert_learns_and_loads_in_transformers(tmp_path: Path) -> None:
     model = reloaded(transformers.AlbertForMaskedLM, tmp_path / "export")
     source = dew.load(tmp_path / "export", road="lowered")
     batch = {n: x[:4] for n, x in masked_smiles.tokenized(source).items()}
-    got = source.logits(batch["tokens"], batch["mask"])
-    want = hf.torch_logits(model, batch["tokens"], batch["mask"].astype(np.int64))
+    ids, mask = batch["tokens"], batch["mask"].astype(np.int32)
+    got, want = source.logits(ids, mask), hf.torch_logits(model, ids, mask)
     assert hf.largest_difference(got, want) < LOGITS
 
 
@@ -94,8 +94,8 @@ def test_a_real_albert_learns_and_loads_in_transformers(tmp_path: Path) -> None:
 def test_a_head_on_a_real_dinov2_learns_and_loads_in_transformers(
     tmp_path: Path,
 ) -> None:
-    before, after = classify_digits.run(tmp_path, steps=20, rows=16)
-    assert before < 0.3 < 0.5 < after
+    before, after = classify_digits.run(tmp_path)
+    assert before < 0.3 < 0.7 < after
     kind = transformers.Dinov2ForImageClassification
     model = reloaded(kind, tmp_path / "export")
     _, held_out = parts(classify_digits.digits(), every=2)
