@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,24 +10,9 @@ import transformers
 
 from dew.bridges.teachers import LiveTeacher, Scoring
 from dew.converters.address import local_folder
+from dew.data.respelled import Positioned
+from dew.objectives.teachers import FromBatch
 from dew.typing import Batch
-
-
-@runtime_checkable
-class Positioned(Protocol):
-    """A stream of batches that knows where it stands."""
-
-    def __next__(self) -> Batch:
-        """The next batch."""
-        ...
-
-    def get_state(self) -> dict[str, Any]:
-        """The position after it."""
-        ...
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Goes to a position."""
-        ...
 
 
 class LiveBatches(Iterator[Batch]):
@@ -49,6 +34,16 @@ class LiveBatches(Iterator[Batch]):
         self._position = self._ahead.popleft()
         return {name: np.asarray(array) for name, array in scored.items()}
 
+    @property
+    def teacher(self) -> FromBatch:
+        """What an objective takes as its teacher, to read these scores."""
+        return self._teacher.teacher
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that the trainer has waited for the teacher."""
+        return 0.0 if self._scoring is None else self._scoring.waited_s
+
     def get_state(self) -> dict[str, Any]:
         """The position after the last batch given."""
         return self._position
@@ -68,7 +63,12 @@ class LiveBatches(Iterator[Batch]):
 
 
 def live_batches(
-    address: str, data: Positioned, *, top_k: int, temperature: float
+    address: str,
+    data: Positioned,
+    *,
+    top_k: int,
+    temperature: float,
+    layers: tuple[int, ...] = (),
 ) -> LiveBatches:
     """Loads a teacher in transformers and lets it read a stream of packed batches."""
     module = transformers.AutoModelForCausalLM.from_pretrained(
@@ -76,5 +76,7 @@ def live_batches(
     ).eval()
     # With a cache transformers no longer tells packed documents apart by positions.
     module.config.use_cache = False
-    teacher = LiveTeacher(module=module, top_k=top_k, temperature=temperature)
+    teacher = LiveTeacher(
+        module=module, top_k=top_k, temperature=temperature, layers=layers
+    )
     return LiveBatches(data, teacher)

@@ -24,11 +24,15 @@ from dew.bridges.export import BLOCK, FINAL, Marked, marks
 from dew.bridges.naming import torch_inputs
 from dew.bridges.programs import example_tensors
 from dew.bridges.tracing import TRACING
-from dew.objectives.teachers import IDS, LOG_PROBS, LOGITS, TAIL, FromBatch
+from dew.objectives.teachers import (
+    IDS,
+    LOG_PROBS,
+    LOGITS,
+    TAIL,
+    FromBatch,
+    hidden_name,
+)
 from dew.typing import Batch
-
-HIDDEN = "teacher_hidden"
-"""Where a batch has the outputs of the teacher's blocks, before any final norm."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +42,8 @@ class LiveTeacher:
     `inputs` are the names of the batch's arrays that the module gets. With `top_k` only
     the likeliest classes are handed over, at `temperature`, with the log of the mass of
     the others. `layers` count the module's blocks, negative ones from the last; their
-    outputs, before any final norm, come as `teacher_hidden`. The number of blocks
-    itself means what the head reads, after the final norm. In a distillation,
+    outputs, before any final norm, come as `teacher_hidden_0` and so on. The number of
+    blocks itself means what the head reads, after the final norm. In a distillation,
     `teacher` reads what this one wrote::
 
         live = LiveTeacher(module=model, top_k=64)
@@ -70,8 +74,23 @@ class LiveTeacher:
     def teacher(self) -> FromBatch:
         """What an objective takes as its teacher, to read these scores."""
         if self.top_k is None:
-            return FromBatch(policy="logits")
-        return FromBatch(policy="top_k", temperature=self.temperature, top=self.top_k)
+            return FromBatch(policy="logits", layers=self.layers, widths=self._widths)
+        return FromBatch(
+            policy="top_k",
+            temperature=self.temperature,
+            top=self.top_k,
+            layers=self.layers,
+            widths=self._widths,
+        )
+
+    @property
+    def _widths(self) -> tuple[int, ...]:
+        """Of the layers' states, found by running two tokens."""
+        if not self.layers:
+            return ()
+        said = self.score({"tokens": np.zeros((1, 2), np.int32)})
+        places = range(len(self.layers))
+        return tuple(said[hidden_name(place)].shape[-1] for place in places)
 
     def score(self, batch: Batch) -> Batch:
         """Returns the batch with what the teacher says of it, here and now."""
@@ -88,10 +107,11 @@ class LiveTeacher:
             found = wrapper(tensors)
             scores = self._handed(found.get("logits", found.get("output")))
             blocks = [v for n, v in found.items() if n.startswith(BLOCK)]
-            hidden = tuple(
-                _shared(_layer(found, blocks, layer)) for layer in self.layers
-            )
-        return {**batch, **scores, **({HIDDEN: hidden} if hidden else {})}
+            hidden = {
+                hidden_name(place): _shared(_layer(found, blocks, layer))
+                for place, layer in enumerate(self.layers)
+            }
+        return {**batch, **scores, **hidden}
 
     def _handed(self, logits: torch.Tensor | None) -> dict[str, jax.Array]:
         if logits is None:

@@ -208,13 +208,20 @@ def trained(run: str | os.PathLike[str], *, ema: bool = True) -> TextGeneration:
     return TextGeneration(source, unflatten(flatten(source.variables) | moved))
 
 
-def live_batches(address: str, data: Any, *, top_k: int, temperature: float) -> Any:
+def live_batches(
+    address: str,
+    data: Any,
+    *,
+    top_k: int,
+    temperature: float,
+    layers: tuple[int, ...] = (),
+) -> Any:
     """Lets a torch teacher read a stream of batches beside the step.
 
     See `dew.bridges.live.LiveBatches`.
     """
     live = _bridge("live").live_batches
-    return live(address, data, top_k=top_k, temperature=temperature)
+    return live(address, data, top_k=top_k, temperature=temperature, layers=layers)
 
 
 def is_run(address: str | os.PathLike[str]) -> bool:

@@ -76,7 +76,14 @@ def test_an_objectives_teacher_reads_what_it_wrote(llama: Any, k: int | None) ->
 def test_hidden_states_of_blocks_come_before_the_final_norm(llama: Any) -> None:
     batch = next(batches(1))
     live = LiveTeacher(module=llama, layers=(0, -1, 2))
-    hidden = live.score(batch)["teacher_hidden"]
+    scored = live.teacher.score(
+        {},
+        live.score(batch),
+        Step(step=jnp.int32(0), key=jax.random.key(0), ema=None),
+        layers=(2, -1, 0),
+        split=False,
+    )
+    hidden = scored.hidden[::-1]
     with torch.no_grad():
         out = llama(torch.tensor(batch["tokens"]), output_hidden_states=True)
         normed = llama.model.norm(torch.tensor(np.array(hidden[1])))

@@ -1,6 +1,6 @@
 """The self-check: it passes what is right, and catches what is wrong by name."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -88,9 +88,9 @@ class Unshifted(Distillation):
     """Position i counts by the mask of token i, though it predicts token i + 1."""
 
     def _read_student(self, params: Any, batch: Any, step: Any) -> Any:
-        scored, weights, aux = super()._read_student(params, batch, step)
-        real = batch.get("mask", jnp.ones(weights.shape, bool))
-        return scored, real.astype(jnp.float32), aux
+        said, aux = super()._read_student(params, batch, step)
+        real = batch.get("mask", jnp.ones(said.weights.shape, bool))
+        return replace(said, weights=real.astype(jnp.float32)), aux
 
 
 class MeanOfMeans(Distillation):

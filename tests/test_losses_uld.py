@@ -11,9 +11,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
+from dew.data.spans import align_spans, byte_ends
 from dew.objectives.divergences import ForwardKL
 from dew.objectives.scores import Dense
-from dew.objectives.uld import ULD, SpanScores, align_spans, byte_ends
+from dew.objectives.uld import ULD, Spans, SpanScores
 from tests.helpers import ATOL, RTOL
 
 
@@ -60,7 +61,8 @@ def span_inputs() -> tuple[Any, SpanScores, Any]:
     spans = align_spans([OURS], [THEIRS], student_len=4, teacher_len=5)
     y, z = random_logits(1, 4, 9), random_logits(1, 5, 12, seed=1)
     labels = lambda ids: jnp.asarray(np.append(ids[1:], 0))[None]
-    return y, SpanScores(z, labels(THEIR_IDS), spans), labels(OUR_IDS)
+    scores = SpanScores(z, labels(THEIR_IDS), Spans(*map(jnp.asarray, spans)))
+    return y, scores, labels(OUR_IDS)
 
 
 def test_positions_pair_where_both_cut_at_the_same_byte() -> None:

@@ -8,13 +8,15 @@ import tyro
 from rich.console import Console
 
 from dew.cli.distill import common_vocabulary
-from dew.cli.models import eos_of, load_to_train, texts, tokenizer_of
+from dew.cli.models import eos_of, load_to_train, num_blocks, texts, tokenizer_of
 from dew.cli.report import show
 from dew.cli.terms import chosen
 from dew.converters.pretrained import Pretrained
 from dew.data import evaluation_batches
 from dew.objectives.checks import Row, check_distillation
+from dew.objectives.features import even_layers
 from dew.objectives.language import CausalLM
+from dew.objectives.matching import Matching
 from dew.roads import Road
 
 
@@ -48,8 +50,13 @@ class Check:
     def run(self) -> int:
         """Prints the rows; 1 says that one did not pass."""
         console = Console(stderr=True)
-        student = load_to_train(self.student, dtype="float32", road=self.road)
-        teacher = load_to_train(self.teacher, dtype="float32", road=self.teacher_road)
+        # Scanned: a dozen programs are compiled for few rows of short texts.
+        student = load_to_train(
+            self.student, dtype="float32", road=self.road, stack="scanned"
+        )
+        teacher = load_to_train(
+            self.teacher, dtype="float32", road=self.teacher_road, stack="scanned"
+        )
         with console.status("checking"):
             found = self._rows(student, teacher, console)
         table = [
@@ -82,13 +89,20 @@ class Check:
                     passed=False,
                 )
             ]
-        picked = chosen(self.terms, temperature=self.temperature, pairs=lambda: ())
+        picked = chosen(
+            self.terms,
+            temperature=self.temperature,
+            pairs=lambda: even_layers(num_blocks(student), num_blocks(teacher)),
+        )
         sides = [CausalLM(source=s, seq_len=self.seq_len) for s in (student, teacher)]
         return check_distillation(
             sides[0],
             sides[1],
             self._batch(student, console),
             terms=picked.terms,
+            matching=Matching(
+                hidden=picked.hidden, relations=picked.relations, maps=picked.maps
+            ),
             vocabulary=vocabulary,
         )
 

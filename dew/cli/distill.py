@@ -1,7 +1,7 @@
 """`dew distill`: a student learns from a teacher, goes out, and is proved."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,19 +10,31 @@ from rich.console import Console
 
 from dew import roads
 from dew.cli.lora import trained_by
-from dew.cli.models import load_to_train, tokenizer_of
+from dew.cli.models import (
+    configured_blocks,
+    load_to_train,
+    num_blocks,
+    tokenizer_of,
+    weights_hash,
+)
 from dew.cli.report import show
 from dew.cli.terms import Chosen, chosen
 from dew.cli.training import Training, table
+from dew.cli.watching import Watch, seconds_a_token, waited
 from dew.converters.pretrained import Pretrained
+from dew.data import Batches
+from dew.data.respelled import Respelled
 from dew.data.teacher_cache import CachedBatches, TeacherCache, tokenizer_hash
-from dew.nn.decoder import Decoder
+from dew.objectives.across import AcrossTokenizers
 from dew.objectives.distillation import Distillation
+from dew.objectives.divergences import CrossEntropy
 from dew.objectives.features import LayerPairs, even_layers
 from dew.objectives.language import CausalLM
-from dew.objectives.measures import perplexities
+from dew.objectives.on_policy import OnPolicy
 from dew.objectives.teachers import FromBatch, InStep, Teacher
+from dew.objectives.uld import ULD
 from dew.objectives.vocabulary import VocabularyMap, align
+from dew.training.ledger import Log
 from dew.typing import Batch
 
 TeacherRoad = Literal["native", "lowered", "live", "cache"]
@@ -44,13 +56,19 @@ class Distill(Training):
     """Text to train on: .txt, .jsonl or .parquet files, or folders of them."""
     terms: tuple[str, ...] = ("kl", "ce=0.5")
     """Losses and their weights: kl, reverse_kl, jsd, skew, tvd, soft_ce, sampled, uld,
-    ce, hidden, cosine, relation."""
+    ce, hidden, cosine, relation, attention; kl=0.5, or kl=linear:1.0->0.1@1000."""
     temperature: float = 1.0
     """Of both sides, in every term that has one."""
     chunk: int | None = None
     """Positions whose logits are made at a time; by default as memory asks for it."""
     top_k: int = 64
     """With --teacher-road live: how many classes the teacher hands over."""
+    on_policy: float = 0.0
+    """The share of rows that the student writes itself; teachers in the step only."""
+    on_policy_tokens: int | None = None
+    """Tokens that it writes in such a row; by default half of --seq-len."""
+    time_teacher: bool = True
+    """Time the teacher alone before the run, to log its share of the steps."""
 
     def run(self) -> int:
         """Trains, exports, certifies and reports; the first process speaks for all."""
@@ -64,8 +82,9 @@ class Distill(Training):
             stack=self.stack,
         )
         student = self.prepared(student)
-        taught = self._taught(student, console)
-        picked = self._terms(student, taught.source)
+        source = self._teacher_source(console)
+        picked = self._terms(student, source)
+        taught = self._taught(student, source, picked, console)
         objective = Distillation(
             student=CausalLM(
                 source=student, seq_len=self.seq_len, trainable=trained_by(student)
@@ -74,21 +93,30 @@ class Distill(Training):
             terms=picked.terms,
             hidden=picked.hidden,
             relations=picked.relations,
+            maps=picked.maps,
+            on_policy=self._on_policy,
             chunk="auto" if self.chunk is None else self.chunk,
         )
+        watch = Watch(teacher_seconds=self._timed(taught, console))
         result = self.train(
             objective,
             student,
             taught.data,
-            sources=tuple(s for s in (student, taught.source) if s is not None),
+            sources=tuple(s for s in (student, source) if s is not None),
+            hashes=taught.hashes,
+            derived=watch,
             console=console,
         )
-        result |= perplexities({k: v[-1] for k, v in result["terms"].items()})
+        result |= watch.last
         rows = table(result)
         rows += [
             (name, f"{values[0]:.4f} → {values[-1]:.4f}")
             for name, values in result["terms"].items()
         ]
+        if "teacher_share" in result:
+            rows.append(
+                ("teacher's share of the time", f"{watch.last['teacher_share']:.0%}")
+            )
         show(f"distilled into {student.address}", rows, result, self.json)
         return 0
 
@@ -102,29 +130,94 @@ class Distill(Training):
             faults.append("give --teacher, or --teacher-road cache in its place")
         if is_cached == bool(self.data):
             faults.append("give --data, or a cache, which brings its own text")
+        if self.on_policy and self.teacher_road in ("live", "cache"):
+            faults.append(
+                f"--on-policy needs a teacher in the step, not {self.teacher_road}"
+            )
         if faults:
             raise ValueError("; ".join(faults))
 
-    def _taught(self, student: Pretrained, console: Console) -> "_Taught":
+    @property
+    def _on_policy(self) -> OnPolicy | None:
+        if not self.on_policy:
+            return None
+        new_tokens = self.on_policy_tokens or self.seq_len // 2
+        return OnPolicy(rate=self.on_policy, new_tokens=new_tokens)
+
+    def _teacher_source(self, console: Console) -> Pretrained | None:
+        """The teacher as a model of ours; None where it runs elsewhere."""
+        if self.teacher is None or self.teacher_road == "live":
+            return None
+        with console.status("loading the teacher"):
+            return load_to_train(
+                self.teacher, dtype=self.dtype, road=self.teacher_road_in_step
+            )
+
+    def _taught(
+        self,
+        student: Pretrained,
+        source: Pretrained | None,
+        picked: Chosen,
+        console: Console,
+    ) -> "_Taught":
         """The teacher as the objective takes it, and the data with it."""
         if self.cache is not None:
             return self._from_cache(self.cache, student)
         data = self.batches(student, console)
-        if self.teacher_road == "live":
-            live = roads.live_batches(
-                self.teacher or "", data, top_k=self.top_k, temperature=self.temperature
+        if source is None:
+            return self._live(self.teacher or "", data, picked)
+        objective = CausalLM(source=source, seq_len=self.seq_len)
+        only_ranks = all(isinstance(t, ULD | CrossEntropy) for t in picked.terms)
+        try:
+            vocabulary = common_vocabulary(student, source)
+        except ValueError:
+            if not only_ranks:
+                raise
+            console.print("the tokenizers differ: ULD over the spans both cut alike")
+            respelled = Respelled(
+                data,
+                student=tokenizer_of(student),
+                teacher=tokenizer_of(source),
+                seq_len=2 * self.seq_len,
             )
-            taught = FromBatch(temperature=self.temperature)
-            return _Taught(source=None, teacher=taught, data=live)
-        with console.status("loading the teacher"):
-            source = load_to_train(
-                self.teacher or "", dtype=self.dtype, road=self.teacher_road_in_step
-            )
-        taught = InStep(
-            objective=CausalLM(source=source, seq_len=self.seq_len),
-            vocabulary=common_vocabulary(student, source),
+            across = AcrossTokenizers(objective=objective)
+            return _Taught(teacher=across, data=respelled)
+        return _Taught(
+            teacher=InStep(objective=objective, vocabulary=vocabulary), data=data
         )
-        return _Taught(source=source, teacher=taught, data=data)
+
+    def _live(self, address: str, data: Batches, picked: Chosen) -> "_Taught":
+        asked = {theirs for term in picked.hidden for _, theirs in term.pairs}
+        asked |= {theirs for term in picked.relations for _, theirs in term.pairs}
+        layers = tuple(sorted(asked))
+        live = roads.live_batches(
+            address,
+            data,
+            top_k=self.top_k,
+            temperature=self.temperature,
+            layers=layers,
+        )
+        return _Taught(
+            teacher=live.teacher,
+            data=live,
+            hashes={address: weights_hash(address)},
+            waited_s=lambda: live.waited_s,
+        )
+
+    def _timed(
+        self, taught: "_Taught", console: Console
+    ) -> Callable[[Log], float] | None:
+        """How long the teacher took in the interval of a log, where that is known."""
+        if taught.waited_s is not None:
+            return waited(taught.waited_s)
+        is_alone = jax.process_count() == 1 and len(jax.devices()) == 1
+        if not (self.time_teacher and is_alone and taught.teacher.is_in_step):
+            return None
+        with console.status("timing the teacher"):
+            seconds = seconds_a_token(
+                taught.teacher, rows=self.batch_size, seq_len=self.seq_len
+            )
+        return lambda log: seconds * log.tokens
 
     @property
     def teacher_road_in_step(self) -> roads.Road:
@@ -148,27 +241,31 @@ class Distill(Training):
         taught = FromBatch(
             policy=cache.binding.policy, temperature=cache.binding.temperature
         )
-        return _Taught(source=None, teacher=taught, data=data)
+        return _Taught(teacher=taught, data=data)
 
     def _terms(self, student: Pretrained, teacher: Pretrained | None) -> Chosen:
         def pairs() -> LayerPairs:
-            models = [None if s is None else s.model for s in (student, teacher)]
-            counts = [m.config.layers for m in models if isinstance(m, Decoder)]
-            if len(counts) < 2:
-                raise ValueError(
-                    "hidden states can be matched where student and teacher both take "
-                    f"the native road; --teacher-road is {self.teacher_road}"
-                )
-            return even_layers(*counts)
+            if teacher is not None:
+                return even_layers(num_blocks(student), num_blocks(teacher))
+            if self.teacher_road == "live":
+                theirs = configured_blocks(self.teacher or "")
+                return even_layers(num_blocks(student), theirs)
+            raise ValueError("a cache keeps no hidden states; use another road")
 
-        return chosen(self.terms, temperature=self.temperature, pairs=pairs)
+        return chosen(
+            self.terms,
+            temperature=self.temperature,
+            pairs=pairs,
+            accumulation=self.accumulation,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Taught:
-    source: Pretrained | None
     teacher: Teacher
     data: Iterator[Batch]
+    hashes: Mapping[str, str] = field(default_factory=dict)
+    waited_s: Callable[[], float] | None = None
 
 
 def num_rows(source: Pretrained) -> int:

@@ -1,8 +1,10 @@
 """What every command that takes a model does with it."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from hashlib import file_digest, sha256
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,10 @@ from rich.console import Console
 from tokenizers import Tokenizer
 
 from dew import roads
+from dew.converters.address import local_folder
+from dew.converters.folder import CONFIG, bin_files
 from dew.converters.pretrained import Pretrained
+from dew.converters.weights import read_weights
 from dew.data import open_documents
 from dew.data.documents import Documents
 from dew.nn.decoder import Decoder, Remat
@@ -60,6 +65,63 @@ def tokenizer_of(source: Pretrained) -> Tokenizer:
     if source.tokenizer is None:
         raise ValueError(f"{source.address} has no tokenizer.json, which text needs")
     return source.tokenizer
+
+
+def weights_hash(address: str) -> str:
+    """The content hash of a folder's weights, whoever is going to read them.
+
+    Raises:
+        ValueError: it holds none.
+    """
+    folder = local_folder(address)
+    weights = read_weights(folder)
+    if weights is not None:
+        return weights.content_hash
+    files = bin_files(folder)
+    if not files:
+        raise ValueError(f"{address} holds no weights")
+    digest = sha256()
+    for file in files:
+        with file.open("rb") as stream:
+            digest.update(file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
+
+
+def num_blocks(source: Pretrained) -> int:
+    """How many blocks a model has whose states can be asked for.
+
+    Raises:
+        ValueError: it does not say.
+    """
+    model: Any = source.model
+    if isinstance(model, Decoder):
+        return model.config.layers
+    if isinstance(model, Counted):
+        return model.num_blocks
+    raise ValueError(f"{source.address} does not say how many blocks it has")
+
+
+def configured_blocks(address: str) -> int:
+    """How many blocks a folder's config says that its model has.
+
+    Raises:
+        ValueError: it says so in no field that we know.
+    """
+    config = json.loads((local_folder(address) / CONFIG).read_text(encoding="utf-8"))
+    for name in ("num_hidden_layers", "n_layer", "num_layers"):
+        if name in config:
+            return int(config[name])
+    raise ValueError(f"the config of {address} does not count its blocks")
+
+
+@runtime_checkable
+class Counted(Protocol):
+    """A model that counts its blocks, as a lowered one."""
+
+    @property
+    def num_blocks(self) -> int:
+        """How many there are."""
+        ...
 
 
 def eos_of(source: Pretrained) -> int | None:

@@ -1,9 +1,12 @@
 """Loss terms by the names that a command line gives them."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
+
+import optax
 
 from dew.objectives.divergences import (
     TVD,
@@ -16,12 +19,13 @@ from dew.objectives.divergences import (
     SoftCrossEntropy,
 )
 from dew.objectives.features import (
+    AttentionMap,
     HiddenCosine,
     HiddenMSE,
     LayerPairs,
     Relation,
 )
-from dew.objectives.terms import Term
+from dew.objectives.terms import Schedule, Term
 from dew.objectives.uld import ULD
 
 TERMS: Mapping[str, Callable[[float], Term]] = {
@@ -53,21 +57,30 @@ class Chosen:
     terms: tuple[Term, ...]
     hidden: tuple[HiddenMSE | HiddenCosine, ...]
     relations: tuple[Relation, ...]
+    maps: tuple[AttentionMap, ...]
 
 
 def chosen(
-    words: Sequence[str], *, temperature: float, pairs: Callable[[], LayerPairs]
+    words: Sequence[str],
+    *,
+    temperature: float,
+    pairs: Callable[[], LayerPairs],
+    accumulation: int = 1,
 ) -> Chosen:
-    """Reads words such as `kl`, `ce=0.5` or `hidden=0.1`: a term and its weight.
+    """Reads words such as `kl`, `ce=0.5` or `kl=linear:1->0.1@1000`: a term's weight.
+
+    A weight that moves names its shape, its ends, and the steps in which it gets from
+    one to the other. Those are commits of `accumulation` microbatches each.
 
     Raises:
         ValueError: a word is no term, or its weight is no number; all are named.
     """
     faults: list[str] = []
     found: dict[str, list[Any]] = {"terms": [], "hidden": [], "relations": []}
+    found["maps"] = []
     for word in words:
         name, _, number = word.partition("=")
-        weight = _weight(word, number, faults)
+        weight = _weight(word, number, accumulation, faults)
         if name in TERMS:
             term: Any = TERMS[name](temperature)
             found["terms"].append(replace(term, weight=weight))
@@ -76,8 +89,12 @@ def chosen(
         elif name == "relation":
             one = Relation(pairs=pairs()[-1:], heads=RELATION_HEADS, weight=weight)
             found["relations"].append(one)
+        elif name == "attention":
+            found["maps"].append(
+                AttentionMap(pairs=pairs(), weight=weight, mean_heads=True)
+            )
         else:
-            known = [*TERMS, *HIDDEN, "relation"]
+            known = [*TERMS, *HIDDEN, "relation", "attention"]
             near = get_close_matches(name, known, n=1)
             meant = f"; did you mean {near[0]}?" if near else ""
             faults.append(f"{name!r} is none of {', '.join(known)}{meant}")
@@ -86,11 +103,31 @@ def chosen(
     return Chosen(**{name: tuple(terms) for name, terms in found.items()})
 
 
-def _weight(word: str, number: str, faults: list[str]) -> float:
+MOVING = re.compile(r"(\w+):([^:@]+)->([^:@]+)@(\d+)")
+
+
+def _weight(word: str, number: str, accumulation: int, faults: list[str]) -> Schedule:
+    """A constant, or a schedule of the accepted microbatches."""
     if not number:
         return 1.0
+    moving = MOVING.fullmatch(number)
     try:
-        return float(number)
+        if moving is None:
+            return float(number)
+        shape, first, last, steps = moving.groups()
+        ends = float(first), float(last)
     except ValueError:
         faults.append(f"the weight of {word!r} is no number")
         return 1.0
+    if shape not in ("linear", "cosine") or not int(steps):
+        faults.append(f"{word!r} must read NAME=linear:1.0->0.1@1000, or cosine:…")
+        return 1.0
+    if shape == "linear":
+        return optax.linear_schedule(*ends, int(steps) * accumulation)
+    return _cosine(*ends, int(steps) * accumulation)
+
+
+def _cosine(first: float, last: float, steps: int) -> Schedule:
+    """From one to the other along half a cosine."""
+    fall = optax.cosine_decay_schedule(1.0, steps)
+    return lambda step: last + (first - last) * fall(step)

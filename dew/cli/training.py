@@ -1,7 +1,7 @@
 """What the commands that train share: their flags, and the run from data to proof."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,6 +28,7 @@ from dew.objectives.language import token_metrics
 from dew.roads import Road
 from dew.training.checkpoint import Checkpoints
 from dew.training.evaluation import Evaluation
+from dew.training.ledger import Log
 from dew.training.mesh import make_mesh
 from dew.training.optimizers import OPTIMIZERS
 from dew.training.progress import Meter, flops_per_token, peak_flops, peak_memory_bytes
@@ -131,17 +132,21 @@ class Training:
         *,
         sources: Sequence[Pretrained],
         console: Console,
+        hashes: Mapping[str, str] | None = None,
+        derived: Callable[[Log], Mapping[str, float]] | None = None,
     ) -> dict[str, Any]:
         """Trains, exports and certifies; returns the run in figures.
 
         `source` is the model that is trained and exported, `sources` are all whose
-        weights the run depends on.
+        weights the run depends on; `hashes` those of others, by address. `derived` adds
+        to every log.
         """
         evaluations = self._evaluations(source, console)
         folder = RunFolder(self.out)
-        hashes = {one.address: one.content_hash for one in sources}
-        folder.begin(self._config(), hashes, resume=self.resume)
+        bound = {one.address: one.content_hash for one in sources} | dict(hashes or {})
+        folder.begin(self._config(), bound, resume=self.resume)
         trainer, display = self._trainer(objective, source, folder, console)
+        trainer = replace(trainer, derived=derived)
         state = trainer.fit(
             data,
             steps=self.steps,

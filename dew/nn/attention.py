@@ -117,6 +117,10 @@ def attention_weights(
     return shares / (jnp.sum(shares, axis=-1, keepdims=True) + jnp.exp(sink - most))
 
 
+JOINED = "b k g s t -> b (k g) s t"
+"""Scores [batch, heads, queries, keys], as other models count heads."""
+
+
 class SelfAttention(nn.Module):
     """One attention layer, with its cache when the collection `cache` holds one."""
 
@@ -139,6 +143,8 @@ class SelfAttention(nn.Module):
             k, v = self._remember(k, v, context.slot)
         scores = attention_scores(q, k, context, c, self.layer)
         self._sow_maxima(scores)
+        if self.is_mutable_collection("maps") and not self.is_initializing():
+            self.put_variable("maps", "scores", (rearrange(scores, JOINED),))
         init = nn.initializers.normal(self.init_std)
         sinks = self.param("sinks", init, (c.heads,)) if c.sinks else None
         weights = attention_weights(scores, sinks)

@@ -18,7 +18,7 @@ from dew.nn.stack import StackView, scan_layers
 Remat = Literal["none", "block", "dots"]
 """What the backward pass computes again: nothing, each block, all but its products."""
 
-SOWN = ("qk", "routing")
+SOWN = ("qk", "routing", "maps")
 """Collections that a pass leaves something in where the caller opens them."""
 
 

@@ -9,8 +9,7 @@ that counts, a mask that is not shifted, and means of means.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -20,9 +19,12 @@ import optax
 
 from dew.objectives.base import Mean, Objective, Step
 from dew.objectives.check_batches import apart_and_packed, counted, pad, uneven
+from dew.objectives.check_subject import Row as Row
+from dew.objectives.check_subject import Subject
 from dew.objectives.distillation import TEACHER, Distillation, student_variables
 from dew.objectives.divergences import Divergence, ForwardKL
 from dew.objectives.formulas import reference
+from dew.objectives.matching import NOTHING, Matching
 from dew.objectives.teachers import InStep, Teacher
 from dew.objectives.terms import Term
 from dew.objectives.vocabulary import VocabularyMap
@@ -36,64 +38,6 @@ SLOPE = 0.02
 """Of a central difference against the gradient, in float32."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One check: what should be, what is, and whether that will do."""
-
-    name: str
-    expected: str
-    found: str
-    passed: bool
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Subject:
-    """An objective with variables and a batch, and its pooled loss over batches."""
-
-    objective: Distillation
-    variables: Variables
-    batch: Batch
-
-    def pooled(
-        self, params: Any, variables: Variables, batches: Sequence[Batch]
-    ) -> jax.Array:
-        """The value of the statistics of all batches together.
-
-        Variables are arguments: closed over, real weights would be compiled in.
-        """
-        step = Step(jnp.int32(0), jax.random.key(0))
-        tree = {**variables, "params": params}
-        stats = [self.objective.loss(tree, batch, step)[0] for batch in batches]
-        # As the trainer has it: a plain number is a term of unit mass.
-        means = [
-            one if isinstance(one, Mean) else Mean(jnp.asarray(one), jnp.ones(()))
-            for one in stats
-        ]
-        return self.objective.reduce_loss(sum(means[1:], means[0]))[0]
-
-    def value(self, *batches: Batch) -> float:
-        """The pooled loss."""
-        return self.at(self.variables["params"], *batches)
-
-    def at(self, params: Any, *batches: Batch) -> float:
-        """The pooled loss at other parameters."""
-        return float(self._value(params, self.variables, batches))
-
-    @cached_property
-    def _value(self) -> Callable[..., jax.Array]:
-        return jax.jit(self.pooled)
-
-    @cached_property
-    def _with_slope(self) -> Callable[..., tuple[jax.Array, Any]]:
-        return jax.jit(jax.value_and_grad(self.pooled))
-
-    def with_slope(self, *batches: Batch) -> tuple[float, Any]:
-        """The pooled loss and its gradient."""
-        params = self.variables["params"]
-        value, slope = self._with_slope(params, self.variables, batches)
-        return float(value), slope
-
-
 Check = Callable[[Subject], Row | None]
 
 
@@ -103,10 +47,13 @@ def check_distillation(
     batch: Batch,
     *,
     terms: Sequence[Term] = (ForwardKL(),),
+    matching: Matching = NOTHING,
     vocabulary: VocabularyMap | None = None,
     variables: Variables | None = None,
 ) -> list[Row]:
     """Checks terms between a pair of models on a batch of the user's own.
+
+    `matching` are the terms over hidden states, their relations and attention.
 
     Rows that need at least two texts are left out where there is one. Dropout must be
     off in the models.
@@ -114,7 +61,14 @@ def check_distillation(
     if vocabulary is not None and isinstance(teacher, Objective):
         teacher = InStep(objective=teacher, vocabulary=vocabulary)
     objective = Distillation(
-        student=student, teacher=teacher, terms=tuple(terms), measures=(), chunk=None
+        student=student,
+        teacher=teacher,
+        terms=tuple(terms),
+        hidden=matching.hidden,
+        relations=matching.relations,
+        maps=matching.maps,
+        measures=(),
+        chunk=None,
     )
     rows = check_objective(objective, batch, variables=variables)
     return [*rows, _alignment(objective)]
@@ -148,6 +102,7 @@ def _self_loss(subject: Subject) -> Row | None:
         terms=terms,
         hidden=(),
         relations=(),
+        maps=(),
     )
     own = student_variables(subject.variables)
     taught = {**own, TEACHER: {"0": own}}
@@ -160,10 +115,36 @@ def _self_loss(subject: Subject) -> Row | None:
     )
 
 
+def _own_states(subject: Subject) -> Row | None:
+    """Every term over states, between the student and itself, layer by layer."""
+    objective = subject.objective
+    matched = objective.matching.with_itself()
+    if matched is None:
+        return None
+    itself = replace(
+        objective,
+        teacher=InStep(objective=objective.student),
+        others=(),
+        terms=(),
+        hidden=matched.hidden,
+        relations=matched.relations,
+        maps=matched.maps,
+    )
+    own = student_variables(subject.variables)
+    taught = {**own, TEACHER: {"0": own}}
+    value = replace(subject, objective=itself, variables=taught).value(subject.batch)
+    return Row(
+        name="states of a student matched with its own have no loss",
+        expected="0",
+        found=f"{value:.2g}",
+        passed=abs(value) <= 1e-5,
+    )
+
+
 def _formulas(subject: Subject) -> Row | None:
     """The terms' values against float64 numpy, from the logits of both sides."""
     objective, batch = subject.objective, subject.batch
-    if objective.hidden or objective.relations or objective.others:
+    if objective.hidden or objective.relations or objective.maps or objective.others:
         return None
     a, s = _both_logits(subject)
     labels = np.roll(np.asarray(batch["tokens"]), -1, axis=1)
@@ -359,6 +340,7 @@ def _both_equal(name: str, want: float, dense: Any, found: float, slope: Any) ->
 
 CHECKS: Mapping[str, Check] = {
     "self": _self_loss,
+    "own states": _own_states,
     "formula": _formulas,
     "mass": _mass,
     "slope": _slope,

@@ -78,10 +78,29 @@ class Deferred:
         return Dense(logits=self.unembed(held, tokens), vocabulary=self.vocabulary)
 
 
+@struct.dataclass
+class Spanned:
+    """Scores of other positions than the student's, which no stretch can be cut from.
+
+    They are held whole, so `chunk` must be None beside them.
+    """
+
+    held: Any
+
+    @property
+    def tokens(self) -> tuple[()]:
+        """Nothing belongs to single tokens of the student."""
+        return ()
+
+    def scores(self, held: Any, tokens: Any) -> Any:
+        """All of them."""
+        return held
+
+
 def term_sums(
     terms: Sequence[Term],
     student: Whole | Deferred,
-    teacher: Whole | Deferred,
+    teacher: Whole | Deferred | Spanned,
     *,
     weights: Float[Array, "batch seq"],
     labels: Int[Array, "batch seq"] | None = None,

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from dew.nn.stack import DecoderBank
 from dew.objectives.base import (
@@ -29,18 +29,24 @@ from dew.objectives.base import (
     Step,
     Task,
 )
-from dew.objectives.chunking import Whole, sequence_weights, term_sums
+from dew.objectives.borrowing import borrowed, without
+from dew.objectives.chunking import sequence_weights, term_sums
 from dew.objectives.divergences import CrossEntropy, ForwardKL
-from dew.objectives.features import HiddenCosine, HiddenMSE, Relation, projector
+from dew.objectives.features import (
+    AttentionMap,
+    HiddenCosine,
+    HiddenMSE,
+    Relation,
+)
 from dew.objectives.language import Splittable, TokenScores
 from dew.objectives.matching import Matching
 from dew.objectives.measures import Watched
+from dew.objectives.on_policy import OnPolicy
 from dew.objectives.policy import PolicyGradient
-from dew.objectives.scores import Dense
+from dew.objectives.saying import Said, read_student
 from dew.objectives.teachers import Scored, Teacher, as_teacher
 from dew.objectives.terms import Term, at, names
 from dew.objectives.uld import ULD
-from dew.objectives.unembedding import deferred
 from dew.state import TrainState
 from dew.tree import FROZEN, flatten, unflatten
 from dew.typing import Batch, Path, Variables
@@ -63,8 +69,9 @@ class Distillation(Objective[Mean, Any]):
     state, no place in a checkpoint (their hash has) and none in an export. Leaves that
     a teacher shares with what the student has frozen are kept once, as for the base
     model of an adapter. Terms that are the student's alone (`CrossEntropy`) count once
-    whatever the teachers' weights are; `hidden` and `relations` are matched with the
-    first teacher, in terms of projectors that train below `params/projectors`.
+    whatever the teachers' weights are; `hidden`, `relations` and attention `maps` are
+    each matched with one teacher, states of unequal width by projectors that train
+    below `params/projectors`. `on_policy` lets the student write some of the rows.
 
     `per` averages over tokens, or over sequences of any length. `chunk` takes so many
     positions at a time, so that neither side's logits are ever whole; `auto` does that
@@ -78,6 +85,8 @@ class Distillation(Objective[Mean, Any]):
     terms: tuple[Term, ...] = (ForwardKL(),)
     hidden: tuple[HiddenMSE | HiddenCosine, ...] = ()
     relations: tuple[Relation, ...] = ()
+    maps: tuple[AttentionMap, ...] = ()
+    on_policy: OnPolicy | None = None
     measures: tuple[Term, ...] | None = None
     per: Literal["token", "sequence"] = "token"
     chunk: int | Literal["auto"] | None = "auto"
@@ -88,13 +97,23 @@ class Distillation(Objective[Mean, Any]):
     held: ClassVar[tuple[str, ...]] = (FROZEN, TEACHER)
 
     def __post_init__(self) -> None:
-        if not (self.terms or self.hidden or self.relations):
-            raise ValueError("Distillation needs at least one term, got none")
+        faults = self.matching.faults(len(self.teachers))
+        if not (self.terms or self.hidden or self.relations or self.maps):
+            faults.append("Distillation needs at least one term, got none")
         if isinstance(self.chunk, int) and not self._splits:
-            raise ValueError(
+            faults.append(
                 f"chunk={self.chunk} needs a student and teachers that give final "
-                "states and their unembedding apart; use chunk=None"
+                "states and their unembedding apart, and no attention maps; use "
+                "chunk=None"
             )
+        if self.on_policy is not None and not self._can_sample:
+            faults.append(
+                "on_policy needs a causal student that samples, and teachers that run "
+                "in the step: live ones and caches have scored the data, not what the "
+                "student writes"
+            )
+        if faults:
+            raise ValueError("; ".join(faults))
         if self.ema is None:
             object.__setattr__(self, "ema", self.student.ema)
 
@@ -124,14 +143,17 @@ class Distillation(Objective[Mean, Any]):
     def matching(self) -> Matching:
         """The terms over hidden states."""
         return Matching(
-            hidden=self.hidden, relations=self.relations, causal=self.causal
+            hidden=self.hidden,
+            relations=self.relations,
+            maps=self.maps,
+            causal=self.causal,
         )
 
     def held_variables(self) -> Variables | None:
         """What the student starts from, and every teacher's weights."""
         student = self.student.held_variables() or {}
         supplied = {
-            str(i): _without(held, self._borrowed[i])
+            str(i): without(held, self._borrowed[i])
             for i, teacher in enumerate(self.teachers)
             if (held := teacher.held_variables()) is not None
         }
@@ -158,29 +180,23 @@ class Distillation(Objective[Mean, Any]):
         self, params: Variables, batch: Batch, step: Step
     ) -> tuple[Mean, Aux[Any]]:
         """The weighted sum of all terms, over the student's mass."""
-        ours, weights, aux = self._read_student(params, batch, step)
-        mass = jnp.sum(weights)
+        batch, sampled = self._mixed(params, batch, step)
+        ours, aux = self._read_student(params, batch, step)
+        mass = jnp.sum(ours.weights)
         total = jnp.zeros(())
-        metrics: dict[str, Any] = {}
-        for i, teacher in enumerate(self.teachers):
-            scored = teacher.score(
-                self.teacher_variables(params, i),
+        metrics: dict[str, Any] = dict(sampled)
+        for i in range(len(self.teachers)):
+            scored = self._score(params, i, batch, step)
+            found = self._term_sums(i, ours, scored, batch, step)
+            found |= self.matching.sums(
+                i,
+                (ours.hidden, ours.maps),
+                (scored.hidden, scored.maps),
+                params["params"].get(PROJECTORS, {}),
                 batch,
+                ours.weights,
                 step,
-                layers=self.matching.teacher_layers if i == 0 else (),
-                split=self._chunk(batch) is not None,
             )
-            found = self._term_sums(i, ours, scored, weights, batch, step)
-            if i == 0:
-                matched = self.matching.sums(
-                    ours.hidden,
-                    scored.hidden,
-                    params["params"].get(PROJECTORS, {}),
-                    batch,
-                    weights,
-                    step,
-                )
-                found = {**found, **matched}
             for name, (weight, value) in found.items():
                 weight = jnp.asarray(weight, value.dtype)
                 total = total + jnp.where(weight == 0, 0, weight * value)
@@ -216,28 +232,37 @@ class Distillation(Objective[Mean, Any]):
     @cached_property
     def _borrowed(self) -> tuple[frozenset[Path], ...]:
         """Of each teacher, the paths of leaves that the student holds frozen anyway."""
-        supplied = self.student.held_variables()
-        if supplied is None:
-            return tuple(frozenset() for _ in self.teachers)
-        key = jax.random.key(0)
-        ours = flatten(supplied)
-        made = jax.eval_shape(self.student.init, key, supplied)
-        frozen = flatten({"params": made.get(FROZEN, {})})
-        borrowed = []
-        for teacher in self.teachers:
-            theirs = flatten(teacher.held_variables() or {})
-            same = [p for p in theirs if p in frozen and ours.get(p) is theirs[p]]
-            cast = jax.eval_shape(teacher.init, key, unflatten(theirs)) if same else {}
-            kept = flatten(cast)
-            borrowed.append(
-                frozenset(p for p in same if kept[p].dtype == frozen[p].dtype)
-            )
-        return tuple(borrowed)
+        return borrowed(self.student, self.teachers)
 
     @cached_property
     def _splits(self) -> bool:
-        able = isinstance(self.student, Splittable)
+        able = isinstance(self.student, Splittable) and not self.maps
         return able and all(teacher.is_splittable for teacher in self.teachers)
+
+    @cached_property
+    def _can_sample(self) -> bool:
+        able = isinstance(self.student, Splittable)
+        return able and all(teacher.is_in_step for teacher in self.teachers)
+
+    def _mixed(
+        self, params: Variables, batch: Batch, step: Step
+    ) -> tuple[Batch, dict[str, Mean]]:
+        """The batch with the rows that the student writes in this step."""
+        if self.on_policy is None or not isinstance(self.student, Splittable):
+            return batch, {}
+        source, whole = self.student.splits(student_variables(params))
+        return self.on_policy.mixed(source, whole, batch, step)
+
+    def _score(self, params: Variables, i: int, batch: Batch, step: Step) -> Scored:
+        """What one teacher says, with the layers that its terms ask for."""
+        return self.teachers[i].score(
+            self.teacher_variables(params, i),
+            batch,
+            step,
+            layers=self.matching.teacher_layers(i),
+            split=self._chunk(batch) is not None,
+            maps=self.matching.teacher_maps(i),
+        )
 
     def _chunk(self, batch: Batch) -> int | None:
         """How many positions at a time, None for all at once without `unembed`."""
@@ -266,34 +291,27 @@ class Distillation(Objective[Mean, Any]):
 
     def _read_student(
         self, params: Variables, batch: Batch, step: Step
-    ) -> tuple[Scored, Float[Array, "batch seq"], Aux[Any]]:
-        """The student's scores in training, the weights that count, and its reports."""
-        own = student_variables(params)
-        layers = self.matching.student_layers
-        if self._chunk(batch) is not None and isinstance(self.student, Splittable):
-            states, aux = self.student.states(
-                own, batch, step, train=True, layers=layers
-            )
-            source, whole = self.student.splits(own)
-            scores = deferred(source.model, whole, states.final)
-            scored, weights = Scored(scores, states.hidden), states.weights
-        else:
-            _, aux, said = self.student.predict(
-                own, batch, step, train=True, layers=layers
-            )
-            scored = Scored(Whole(Dense(said.logits)), said.hidden)
-            weights = said.weights
-        weights = jax.lax.stop_gradient(weights)
+    ) -> tuple[Said, Aux[Any]]:
+        """The student's scores in training, what counts of them, and its reports."""
+        said, aux = read_student(
+            self.student,
+            student_variables(params),
+            batch,
+            step,
+            layers=self.matching.student_layers,
+            maps=self.matching.student_maps,
+            split=self._chunk(batch) is not None,
+        )
+        weights = jax.lax.stop_gradient(said.weights)
         if self.per == "sequence":
             weights = sequence_weights(weights)
-        return scored, weights, aux
+        return replace(said, weights=weights), aux
 
     def _term_sums(
         self,
         i: int,
-        ours: Scored,
+        ours: Said,
         theirs: Scored,
-        weights: Float[Array, "batch seq"],
         batch: Batch,
         step: Step,
     ) -> dict[str, tuple[Any, Array]]:
@@ -305,7 +323,7 @@ class Distillation(Objective[Mean, Any]):
             [*terms, *watched],
             ours.scores,
             theirs.scores,
-            weights=weights,
+            weights=ours.weights,
             labels=jnp.roll(batch["tokens"], -1, axis=1),
             step=step.step,
             chunk=self._chunk(batch),
@@ -331,33 +349,30 @@ class Distillation(Objective[Mean, Any]):
                 f"the student has parameters of its own under {PROJECTORS!r}, where "
                 "the projectors go; rename them"
             )
-        ours, theirs = self._widths(whole)
-        made = {
-            f"{term}_{pair}": projector(jax.random.fold_in(key, 1000 * term + pair), *w)
-            for term, pair, w in self.matching.unequal(ours, theirs)
-        }
+        made = self.matching.projectors(key, *self._widths(whole))
         if not made:
             return whole
         return {**whole, "params": {**whole["params"], PROJECTORS: made}}
 
-    def _widths(self, whole: dict[str, Any]) -> tuple[list[int], list[int]]:
+    def _widths(
+        self, whole: dict[str, Any]
+    ) -> tuple[list[int], dict[int, tuple[int, ...]]]:
         """The widths of the states to be matched, on both sides."""
         batch = {name: _rows(spec) for name, spec in self.inputs.items()}
+        asked = {term.teacher for term in self.hidden}
+        for i in asked:
+            batch |= self.teachers[i].brings(*batch["tokens"].shape)
 
         def states(variables: Variables, batch: Batch) -> tuple[Any, Any]:
             ours = self._read_student(variables, batch, _start())[0].hidden
-            theirs = self.teachers[0].score(
-                self.teacher_variables(variables, 0),
-                batch,
-                _start(),
-                layers=self.matching.teacher_layers,
-                split=False,
-            )
-            return ours, theirs.hidden
+            theirs = {
+                i: self._score(variables, i, batch, _start()).hidden for i in asked
+            }
+            return ours, theirs
 
-        shapes = jax.eval_shape(states, whole, batch)
-        ours, theirs = ([s.shape[-1] for s in side] for side in shapes)
-        return ours, theirs
+        ours, theirs = jax.eval_shape(states, whole, batch)
+        widths = {i: tuple(s.shape[-1] for s in side) for i, side in theirs.items()}
+        return [s.shape[-1] for s in ours], widths
 
 
 WHOLE = (PolicyGradient, ULD)
@@ -380,9 +395,3 @@ def _start() -> Step:
 
 def _rows(spec: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((1, *spec.shape), spec.dtype)
-
-
-def _without(tree: Variables, paths: frozenset[Path]) -> Variables:
-    if not paths:
-        return tree
-    return unflatten({p: leaf for p, leaf in flatten(tree).items() if p not in paths})

@@ -3,7 +3,8 @@
 States are [batch, seq, embed] in pairs of layers, student first. Layers are counted as
 the model protocol counts them: `i` is the output of block `i` before any final norm and
 the number of blocks itself is the state after it, so a pair says what it compares.
-Projectors are arrays of the run, not of the model: an export never holds one.
+Projectors are arrays of the run, not of the model: an export never holds one. `teacher`
+is the number, counted from 0, of the teacher that a term is matched with.
 """
 
 from collections.abc import Sequence
@@ -58,6 +59,7 @@ class HiddenMSE:
 
     pairs: LayerPairs
     weight: Schedule = 1.0
+    teacher: int = 0
 
     def values(
         self, student: States, teacher: States, projectors: Projectors = ()
@@ -77,6 +79,7 @@ class HiddenCosine:
 
     pairs: LayerPairs
     weight: Schedule = 1.0
+    teacher: int = 0
 
     def values(
         self, student: States, teacher: States, projectors: Projectors = ()
@@ -106,6 +109,7 @@ class Relation:
     pairs: LayerPairs
     heads: int
     weight: Schedule = 1.0
+    teacher: int = 0
 
     def __post_init__(self) -> None:
         if self.heads < 1:
@@ -150,11 +154,23 @@ class AttentionMap:
     (Jiao et al., "TinyBERT: Distilling BERT for Natural Language Understanding" (2020),
     section 3.1, takes the scores). They need an attention that keeps its map: fused
     kernels never make one. Where head counts differ, `mean_heads` compares the means.
+    A model leaves its scores; what is compared in training is their softmax unless
+    `scores` is set.
     """
 
     pairs: LayerPairs
     weight: Schedule = 1.0
     mean_heads: bool = False
+    scores: bool = False
+    teacher: int = 0
+
+    def read(
+        self, found: Sequence[Float[Array, "batch _ seq seq"]]
+    ) -> list[Float[Array, "batch _ seq seq"]]:
+        """What is compared, of scores as models leave them: those, or their softmax."""
+        if self.scores:
+            return list(found)
+        return [jax.nn.softmax(widened(one), axis=-1) for one in found]
 
     def values(
         self,

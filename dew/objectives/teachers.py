@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
+import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import lax
 from jaxtyping import Array, Float
 
+from dew.objectives.attentive import with_maps
 from dew.objectives.base import Objective, Step
-from dew.objectives.chunking import Deferred, Whole
+from dew.objectives.chunking import Deferred, Spanned, Whole
 from dew.objectives.divergences import ForwardKL
 from dew.objectives.language import Splittable
 from dew.objectives.measures import (
@@ -35,8 +37,9 @@ from dew.typing import Batch, Variables
 class Scored:
     """What a teacher, or the student, says of a batch."""
 
-    scores: Whole | Deferred
+    scores: Whole | Deferred | Spanned
     hidden: tuple[Float[Array, "batch seq _"], ...] = ()
+    maps: tuple[Float[Array, "batch _ seq seq"], ...] = ()
 
 
 @runtime_checkable
@@ -57,8 +60,17 @@ class Teacher(Protocol):
         ...
 
     @property
+    def is_in_step(self) -> bool:
+        """Whether it can score tokens that the batch did not come with."""
+        ...
+
+    @property
     def measures(self) -> tuple[Term, ...]:
         """What can be watched against it, as terms of no weight."""
+        ...
+
+    def brings(self, rows: int, seq: int) -> Batch:
+        """What a batch must have for it, as shapes to plan with."""
         ...
 
     def held_variables(self) -> Variables | None:
@@ -77,8 +89,12 @@ class Teacher(Protocol):
         *,
         layers: Sequence[int],
         split: bool,
+        maps: Sequence[int] = (),
     ) -> Scored:
-        """Scores every position; `split` puts the logits off to the chunks."""
+        """Scores every position; `split` puts the logits off to the chunks.
+
+        `layers` and `maps` are the blocks whose states and attention are asked for.
+        """
         ...
 
 
@@ -102,12 +118,21 @@ class InStep:
         return isinstance(self.objective, Splittable)
 
     @property
+    def is_in_step(self) -> bool:
+        """It runs there."""
+        return True
+
+    @property
     def measures(self) -> tuple[Term, ...]:
         """All there are."""
         known = (Agreement(), MassOnTop(k=self.top), EntropyGap())
         if self.vocabulary is not None and self.vocabulary.kind != "identical":
             return (ForwardKL(), *known)
         return (ForwardKL(), *known, TeacherCrossEntropy())
+
+    def brings(self, rows: int, seq: int) -> Batch:
+        """Nothing but the text."""
+        return {}
 
     def held_variables(self) -> Variables | None:
         """The objective's own."""
@@ -125,10 +150,17 @@ class InStep:
         *,
         layers: Sequence[int],
         split: bool,
+        maps: Sequence[int] = (),
     ) -> Scored:
         """One forward without dropout."""
         held = lax.stop_gradient(variables)
         own = self._own(batch)
+        if maps:
+            prediction, found = with_maps(
+                self.objective, held, own, step, train=False, layers=layers, maps=maps
+            )
+            dense = Dense(prediction.logits, self.vocabulary)
+            return Scored(Whole(dense), prediction.hidden, found)
         if split and isinstance(self.objective, Splittable):
             states, _ = self.objective.states(
                 held, own, step, train=False, layers=layers
@@ -151,6 +183,7 @@ class InStep:
         return {**batch, "tokens": jnp.maximum(theirs, 0).astype(jnp.int32)}
 
 
+F32 = jnp.float32
 IDS, LOG_PROBS, TAIL = "teacher_ids", "teacher_log_probs", "teacher_tail"
 WEIGHTS, LOGITS = "teacher_weights", "teacher_logits"
 
@@ -162,7 +195,8 @@ class FromBatch:
     The batch holds `teacher_ids` and `teacher_log_probs` [batch, seq, k] with
     `teacher_tail` [batch, seq] (`top_k`), `teacher_ids` and `teacher_weights` [batch,
     seq, draws] (`sampled`), or `teacher_logits` [batch, seq, vocab] (`logits`), taken
-    at `temperature`.
+    at `temperature`. Beside them it may hold the outputs of the teacher's blocks
+    `layers`, of `widths`, the first of them as `teacher_hidden_0` [batch, seq, embed].
     """
 
     policy: Literal["top_k", "sampled", "logits"] = "top_k"
@@ -170,11 +204,25 @@ class FromBatch:
     vocabulary: VocabularyMap | None = None
     weight: Schedule = 1.0
     top: int | None = None
+    layers: tuple[int, ...] = ()
+    widths: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.layers) != len(self.widths):
+            raise ValueError(
+                "FromBatch needs a width for each of its layers, got layers "
+                f"{self.layers} and widths {self.widths}"
+            )
 
     @property
     def is_splittable(self) -> bool:
         """Whole scores are cut along the sequence as they are."""
         return True
+
+    @property
+    def is_in_step(self) -> bool:
+        """It has scored the batch's own tokens and no others."""
+        return False
 
     @property
     def measures(self) -> tuple[Term, ...]:
@@ -186,6 +234,28 @@ class FromBatch:
             return (kl, Agreement())
         mass = () if self.top is None else (MassOnTop(k=self.top),)
         return (kl, Agreement(), *mass, EntropyGap())
+
+    def brings(self, rows: int, seq: int) -> Batch:
+        """Its scores, of one class where their number does not matter, and states."""
+        made: dict[str, Any] = {
+            name: jax.ShapeDtypeStruct(
+                (rows, seq, 1), jnp.int32 if name == IDS else F32
+            )
+            for name in self._needed
+        }
+        if TAIL in made:
+            made[TAIL] = jax.ShapeDtypeStruct((rows, seq), F32)
+        for place, width in enumerate(self.widths):
+            shape = (rows, seq, width)
+            made[hidden_name(place)] = jax.ShapeDtypeStruct(shape, F32)
+        return made
+
+    @property
+    def _needed(self) -> tuple[str, ...]:
+        """The arrays that the policy reads."""
+        if self.policy == "logits":
+            return (LOGITS,)
+        return (IDS, LOG_PROBS, TAIL) if self.policy == "top_k" else (IDS, WEIGHTS)
 
     def held_variables(self) -> None:
         """It has none here."""
@@ -203,29 +273,39 @@ class FromBatch:
         *,
         layers: Sequence[int],
         split: bool,
+        maps: Sequence[int] = (),
     ) -> Scored:
         """What the batch brings.
 
         Raises:
-            ValueError: it lacks an array, or hidden states are asked of it.
+            ValueError: it lacks an array, or states are asked of it that it has not.
         """
-        needed = {
-            "top_k": (IDS, LOG_PROBS, TAIL),
-            "sampled": (IDS, WEIGHTS),
-            "logits": (LOGITS,),
-        }[self.policy]
-        missing = [name for name in needed if name not in batch]
-        if missing or layers:
+        needed = self._needed
+        kept = [hidden_name(i) for i in range(len(self.layers))]
+        missing = [name for name in (*needed, *kept) if name not in batch]
+        lost = [layer for layer in layers if layer not in self.layers]
+        if missing or lost or maps:
             raise ValueError(
                 f"a teacher that scored before the step ({self.policy}) needs "
-                f"{', '.join(needed)} in the batch and keeps no hidden states; missing "
-                f"are {missing}, layers asked for are {list(layers)}"
+                f"{', '.join((*needed, *kept))} in the batch and keeps no attention; "
+                f"missing are {missing}; of the layers asked for, {list(layers)}, it "
+                f"has {list(self.layers)}"
             )
         arrays = [lax.stop_gradient(jnp.asarray(batch[name])) for name in needed]
+        hidden = tuple(
+            lax.stop_gradient(jnp.asarray(batch[hidden_name(self.layers.index(one))]))
+            for one in layers
+        )
         if self.policy == "logits":
-            return Scored(Whole(Dense(arrays[0], self.vocabulary)))
+            return Scored(Whole(Dense(arrays[0], self.vocabulary)), hidden)
         kind: Any = TopK if self.policy == "top_k" else Drawn
-        return Scored(Whole(kind(*arrays, self.temperature, self.vocabulary)))
+        scores = kind(*arrays, self.temperature, self.vocabulary)
+        return Scored(Whole(scores), hidden)
+
+
+def hidden_name(place: int) -> str:
+    """What a batch calls the states of the teacher's block at a place in `layers`."""
+    return f"teacher_hidden_{place}"
 
 
 def as_teacher(teacher: Objective[Any, Any] | Teacher) -> Teacher:

@@ -66,7 +66,7 @@ class TextGeneration:
         for i, row in enumerate(prompts):
             tokens[i, width - len(row) :] = row
             mask[i, width - len(row) :] = True
-        new = _continue(
+        new = continued(
             self.source.model,
             max_new_tokens,
             temperature > 0,
@@ -104,7 +104,7 @@ def _until_end(row: list[int], ends: tuple[int, ...]) -> list[int]:
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _continue(
+def continued(
     model: Model,
     new: int,
     sample: bool,
@@ -115,7 +115,11 @@ def _continue(
     temperature: Float[Array, ""],
     key: Key[Array, ""],
 ) -> Int[Array, "batch new"]:
-    """The loop over new tokens; it stops early once every row has ended."""
+    """The new tokens of prompts padded on the left, drawn with `key` where `sample`.
+
+    Stops early once every row has ended; what stands after a row's first end token is
+    no part of it.
+    """
     if isinstance(model, Decoder):
         read, memory, logits = _cached(model, variables, tokens, mask, new)
     else:

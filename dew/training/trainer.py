@@ -3,9 +3,9 @@
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path as FilePath
 from typing import Any
@@ -61,7 +61,7 @@ class Trainer:
     `rules`. After `max_rejections` microbatches in a row that are not finite, or
     windows without support, the run stops. A tracker gets every log and evaluation,
     and `run_config` to begin with; one that throws is switched off and named, and the
-    run goes on.
+    run goes on. `derived` adds to a log what follows from its other numbers.
     """
 
     objective: Objective[Any, Any]
@@ -76,6 +76,7 @@ class Trainer:
     tracker: Tracker | None = None
     run_config: Mapping[str, Any] = field(default_factory=dict)
     callbacks: Sequence[Callback] = ()
+    derived: Callable[[Log], Mapping[str, float]] | None = None
     _tracker: Several | None = field(default=None, init=False, repr=False)
     _placement: Any = field(default=None, init=False, repr=False)
 
@@ -239,6 +240,8 @@ class Trainer:
         commits = int(state.commits)
         if cadence.is_log_due(commits):
             log = ledger.close(self._learning_rate(commits - 1))
+            if self.derived is not None:
+                log = replace(log, metrics={**log.metrics, **self.derived(log)})
             self._record(commits, "train", log.metrics)
             for callback in self.callbacks:
                 callback.on_log(log)
