@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from dew import roads
@@ -140,16 +142,67 @@ def test_a_cache_is_written_once_and_taught_from(
     assert "k was 16 and is 8" in complaint
 
 
+def test_captured_scores_become_a_cache_to_learn_from(
+    teacher: Path, student: Path, tmp_path: Path, capsys: Any
+) -> None:
+    draw = np.random.default_rng(0)
+    values = np.sort(draw.dirichlet(np.ones(12), (40, 11))[..., :8])[..., ::-1]
+    table = {
+        "input_ids": draw.integers(0, hf.VOCAB, (40, 12)).tolist(),
+        "token_ids": draw.permuted(np.tile(np.arange(hf.VOCAB), (40, 11, 1)), axis=2)[
+            ..., :8
+        ].tolist(),
+        "top_values": np.log(values).tolist(),
+    }
+    pq.write_table(pa.table(table), tmp_path / "captured.parquet")
+    words = ("--captured", tmp_path / "captured.parquet", "--out", tmp_path / "cache")
+    code, result = dew(
+        capsys, "cache-teacher", "--teacher", teacher, *words, "--seq-len", 12
+    )
+    assert code == 0, result
+    assert result["tokens"] == 40 * 12
+    code, result = dew(
+        capsys,
+        *("distill", "--student", student, "--teacher-road", "cache"),
+        *("--cache", tmp_path / "cache", "--out", tmp_path / "run", *RUN),
+    )
+    assert code == 0, result
+    assert np.isfinite(result["terms"]["forward_kl"]).all()
+
+
+def test_on_policy_rows_and_moving_weights_reach_the_objective(
+    teacher: Path, student: Path, text: Path, tmp_path: Path, capsys: Any
+) -> None:
+    code, result = dew(
+        capsys,
+        *("distill", "--teacher", teacher, "--teacher-road", "lowered"),
+        *("--student", student, "--data", text, "--out", tmp_path / "run"),
+        *("--terms", "kl=linear:1.0->0.0@1", "hidden=0.1", "--on-policy", 1.0, *RUN),
+    )
+    assert code == 0, result
+    terms = result["terms"]
+    assert terms["on_policy/rows"] == [1.0, 1.0]
+    assert max(terms["on_policy/new_tokens"]) <= 6
+    # At the second step the weight of the KL has fallen to nothing.
+    np.testing.assert_allclose(
+        result["losses"][1], 0.1 * terms["hidden_1"][1], rtol=1e-5
+    )
+    log = (tmp_path / "run" / "logs" / "metrics.jsonl").read_text().splitlines()
+    names = {name for line in log for name in json.loads(line)}
+    assert {"train/student_perplexity", "train/teacher_perplexity"} <= names
+
+
 def test_the_check_passes_a_right_pair(
     teacher: Path, student: Path, text: Path, capsys: Any
 ) -> None:
     code, result = dew(
         capsys,
         *("check", "--teacher", teacher, "--student", student, "--data", text),
-        *("--seq-len", 12),
+        *("--seq-len", 12, "--terms", "kl", "ce=0.5", "hidden=0.1"),
     )
     assert code == 0, result
     assert {"name", "expected", "found", "passed"} == set(result["rows"][0])
+    assert any("states of a student" in row["name"] for row in result["rows"])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from hashlib import sha256
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,8 +16,11 @@ from rich.console import Console
 from dew.cli.distill import num_rows
 from dew.cli.models import Precision, eos_of, load_to_train, texts, tokenizer_of
 from dew.cli.report import show
+from dew.converters.address import local_folder
+from dew.converters.folder import read_folder
 from dew.converters.pretrained import Pretrained
 from dew.data import Batches, evaluation_batches
+from dew.data.captured import Compression, captured_texts, packed_rows
 from dew.data.teacher_cache import (
     Binding,
     CacheWriter,
@@ -36,11 +41,17 @@ class CacheTeacher:
     """
 
     teacher: str
-    """Hugging Face folder, hub id, or a run of ours."""
-    data: tuple[str, ...]
-    """Text: .txt, .jsonl or .parquet files, or folders of them."""
+    """Hugging Face folder, hub id, or a run of ours; with --captured, of any model that
+    has the teacher's tokenizer."""
     out: Path
     """The cache's folder."""
+    data: tuple[str, ...] = ()
+    """Text: .txt, .jsonl or .parquet files, or folders of them."""
+    captured: tuple[Path, ...] = ()
+    """In place of --data: parquet files in DistillKit's layout, to be turned into a
+    cache of ours."""
+    compression: Path | None = None
+    """With --captured: the compression_config.yaml of the files, if they are packed."""
     top_k: int = 16
     """Tokens kept at every position, or drawn."""
     policy: Policy = "top_k"
@@ -71,6 +82,11 @@ class CacheTeacher:
     def run(self) -> int:
         """Scores, writes and reports."""
         console = Console(stderr=True)
+        if bool(self.data) == bool(self.captured):
+            raise ValueError("give --data or --captured, and not both")
+        if self.captured:
+            self._report(self._from_captured(), "captured scores")
+            return 0
         source = load_to_train(self.teacher, dtype=self.dtype, road=self.road)
         documents = texts(self.data, field=self.text_field, console=console)
         data = evaluation_batches(
@@ -88,6 +104,10 @@ class CacheTeacher:
         )
         with console.status("the teacher reads"):
             manifest = self._write(source, data, writer)
+        self._report(manifest, source.address)
+        return 0
+
+    def _report(self, manifest: Manifest, address: str) -> None:
         size = sum(file.stat().st_size for file in self.out.glob("*.bin"))
         result = {
             "bytes_per_token": size / max(manifest.tokens, 1),
@@ -100,8 +120,42 @@ class CacheTeacher:
             ("rows", f"{sum(shard.rows for shard in manifest.shards):,}"),
             ("files", f"{len(manifest.shards)}"),
         ]
-        show(f"{source.address} → {self.out}", rows, result, self.json)
-        return 0
+        show(f"{address} → {self.out}", rows, result, self.json)
+
+    def _from_captured(self) -> Manifest:
+        """Turns files of another project into a cache; a stopped one goes on."""
+        how = None if self.compression is None else Compression.read(self.compression)
+        folder = read_folder(local_folder(self.teacher), self.teacher)
+        if folder.tokenizer is None:
+            raise ValueError(f"{self.teacher} has no tokenizer.json")
+        texts = captured_texts(self.captured, how)
+        first = next(texts, None)
+        if first is None:
+            raise ValueError(
+                f"there is no text in {', '.join(map(str, self.captured))}"
+            )
+        digests = [sha256(file.read_bytes()).hexdigest() for file in self.captured]
+        binding = Binding(
+            teacher=sha256("".join(digests).encode()).hexdigest(),
+            tokenizer=tokenizer_hash(folder.tokenizer),
+            order={"captured": digests},
+            seq_len=self.seq_len,
+            vocab=int(folder.config["vocab_size"]),
+            k=first.ids.shape[1],
+            temperature=self.temperature,
+            precision=self.precision,
+        )
+        writer = CacheWriter(
+            folder=self.out, binding=binding, shard_rows=self.shard_rows
+        )
+        if writer.manifest.is_complete:
+            return writer.manifest
+        rows = packed_rows(chain([first], texts), self.seq_len)
+        done = sum(shard.rows for shard in writer.manifest.shards)
+        for row in islice(rows, done, None):
+            done += 1
+            writer.add(row, {"row": done})
+        return writer.close({"row": done})
 
     def _binding(self, source: Pretrained, data: Batches) -> Binding:
         return Binding(
