@@ -1,4 +1,4 @@
-"""Cuts a smaller model out of a folder: some of its blocks, with their weights."""
+"""Cuts a smaller model out of a folder: some blocks and widths, with their weights."""
 
 import json
 import os
@@ -14,38 +14,46 @@ from dew.converters.pretrained import Pretrained
 from dew.converters.staging import staged
 from dew.converters.tensors import Spec, write_file
 from dew.converters.weights import SINGLE
+from dew.converters.widths import WHOLE, Widths, choose
 
 LAYERS = "layers"
 
 
 def prune_layers(
-    source: Pretrained, layers: Sequence[int], folder: str | os.PathLike[str]
+    source: Pretrained,
+    layers: Sequence[int],
+    folder: str | os.PathLike[str],
+    widths: Widths = WHOLE,
 ) -> Path:
     """Writes a folder with only the blocks `layers` of a native model, in that order.
 
-    Every tensor keeps its bytes; those of a block get its new number. The config keeps
-    all but the number of blocks, and of lists with an entry a block those of the kept.
+    What is kept of a tensor keeps its bytes; those of a block get its new number. The
+    config keeps all but the number of blocks and the widths that were cut, and of lists
+    with an entry a block those of the kept.
 
     Raises:
         ValueError: a block is not there, or named twice, or the folder is taken.
     """
     field, count = _count(source)
     _check(layers, count)
+    cut = choose(source, widths, layers)
     names = _renamed(source, layers)
     weights = source.folder.weights
     specs = [
         Spec(
-            name=new, dtype=weights.dtype(old), shape=tuple(weights.entries[old].shape)
+            name=new,
+            dtype=weights.dtype(old),
+            shape=cut.shape(old, weights.entries[old].shape),
         )
         for new, old in names.items()
     ]
-    config = _config(source, field, count, layers)
+    config = {**_config(source, field, count, layers), **cut.config}
     _check_kinds(source, config, layers)
     with staged(Path(folder).expanduser().absolute()) as partial:
         write_file(
             partial / SINGLE,
             specs,
-            lambda name: weights.view(names[name]),
+            lambda name: cut.of(names[name], weights.view(names[name])),
             {"format": "pt"},
             written=lambda name: weights.release(names[name]),
         )

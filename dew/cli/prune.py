@@ -11,12 +11,13 @@ from rich.console import Console
 from dew import roads
 from dew.cli.report import show
 from dew.converters.pruning import num_layers, prune_layers, spread_layers
+from dew.converters.widths import Widths
 from dew.tree import flatten
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prune:
-    """Keep some blocks of a model as a model of its own, to be distilled or trained."""
+    """Keep part of a model as a model of its own, to be distilled or trained."""
 
     model: str
     """Hugging Face folder, hub id, or a run of ours."""
@@ -26,24 +27,33 @@ class Prune:
     """The blocks to keep, counted from 0, in their new order."""
     num_layers: int | None = None
     """In place of --layers: so many, evenly spread, the first and the last kept."""
+    mlp: int | None = None
+    """Neurons to keep of every feed-forward layer: those with the largest weights."""
+    kv_heads: int | None = None
+    """Heads of keys and values to keep, with their queries; by the same measure."""
+    embed: int | None = None
+    """Dimensions to keep of the hidden states; likewise."""
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print one JSON object and no table."""
 
     def run(self) -> int:
         """Cuts, certifies and reports."""
-        if bool(self.layers) == (self.num_layers is not None):
+        widths = Widths(mlp=self.mlp, kv_heads=self.kv_heads, embed=self.embed)
+        asked = bool(self.layers) + (self.num_layers is not None)
+        if asked > 1 or (not asked and widths.is_whole):
             raise ValueError(
-                "give --layers or --num-layers, and not both; got "
+                "give --layers or --num-layers, not both, or a width to cut; got "
                 f"{list(self.layers)} and {self.num_layers}"
             )
         console = Console(stderr=True)
         source = roads.load(self.model)
         count = num_layers(source)
-        layers = self.layers or spread_layers(count, self.num_layers or 0)
+        layers = self.layers or spread_layers(count, self.num_layers or count)
         self.out.parent.mkdir(parents=True, exist_ok=True)
         # A folder of its own first: certifying needs a model that was loaded.
         with TemporaryDirectory(dir=self.out.parent, prefix=".prune-") as scratch:
-            cut = roads.load(prune_layers(source, layers, Path(scratch) / "cut"))
+            folder = prune_layers(source, layers, Path(scratch) / "cut", widths)
+            cut = roads.load(folder)
             certificate = roads.save_certified(cut, self.out, console=console)
             parameters = sum(leaf.size for leaf in flatten(cut.variables).values())
         proof = None if certificate is None else certificate.json()
