@@ -6,7 +6,7 @@ dict. What wins where they disagree, and which keys a type reads, is what transf
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dew.converters.fields import Reading
@@ -53,10 +53,14 @@ class RopeFields:
     `head_dim` and `window` name the fields with the width of a head and the longest
     position. `partial` says that the family's code can turn part of a head; elsewhere
     transformers ignores partial_rotary_factor for `default` and fails for other types.
-    `layer_type` picks one dict where configs nest one for each kind of layer, and
     `old_theta` and `old_fraction` are the version 4 fields that have this embedding's
-    theta and turning part alone. `sharpens` says that mscale_all_dim multiplies scores,
-    as in DeepSeek's code, and `wide` that the code turns heads in float32.
+    theta and turning part; None where no field has its theta. `layer_type` is where
+    configs nest one dict for each kind of layer; of those, the embeddings that are
+    `scaled` are the ones that rope_scaling means. `original` is the default of a class
+    that has original_max_position_embeddings beside the dict, where it wins. `absent`
+    is the dict of configs that have none, and `renamed` are types that mean another one
+    here. `sharpens` says that mscale_all_dim multiplies scores, as in DeepSeek's code,
+    and `wide` that the code turns heads in float32.
     """
 
     to: str = "attention.rope"
@@ -67,8 +71,12 @@ class RopeFields:
     fraction: float = 1.0
     interleaved: bool = False
     layer_type: str | None = None
-    old_theta: str | None = None
+    scaled: bool = True
+    old_theta: str | None = "rope_theta"
     old_fraction: str = "partial_rotary_factor"
+    original: int | None = None
+    absent: Mapping[str, Any] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
     sharpens: bool = False
     wide: bool = False
 
@@ -98,24 +106,34 @@ class RopeFields:
 
     def _standard(self, reading: Reading) -> dict[str, Any]:
         """One flat dict, whichever way the config spells it."""
-        config = reading.config
-        nested = config.get("rope_scaling") or config.get("rope_parameters") or {}
-        if self.layer_type is not None and self.layer_type in nested:
-            nested = nested[self.layer_type]
-        facts = dict(nested)
-        theta = config.get("rope_theta", self.theta)
-        if self.old_theta is not None:
-            theta = config.get(self.old_theta, self.theta)
+        config, window = reading.config, "original_max_position_embeddings"
+        facts = self._stated(config)
+        theta = config.get(self.old_theta or "", self.theta)
         facts.setdefault("rope_theta", theta)
         facts.setdefault("rope_type", facts.get("type", "default"))
+        kind = facts["rope_type"]
+        facts["rope_type"] = self.renamed.get(kind, kind)
         fraction = config.get(self.old_fraction, self.fraction)
         facts.setdefault("partial_rotary_factor", fraction)
         facts["max_position_embeddings"] = reading.get(self.window)
         if facts["rope_type"] in ("llama3", "yarn", "longrope"):
-            window = "original_max_position_embeddings"
-            if window in config:
-                facts[window] = config[window]
+            original = config.get(window, self.original)
+            if self.layer_type is None and original is not None:
+                facts[window] = original
             facts.setdefault(window, facts["max_position_embeddings"])
+        return facts
+
+    def _stated(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The config's own rope dict, of this kind of layer where it nests them."""
+        old, new = config.get("rope_scaling"), config.get("rope_parameters")
+        if self.layer_type is None:
+            return dict(old or (self.absent if new is None else new))
+        new = new or {}
+        facts = dict(new.get(self.layer_type) or {"rope_type": "default"})
+        if self.scaled:
+            facts |= old or {}
+        # transformers looks for truncate beside the kinds of layers and not in them.
+        facts["truncate"] = new.get("truncate", True)
         return facts
 
     def _rope(self, facts: dict[str, Any], head_dim: int) -> Rope:

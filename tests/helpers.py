@@ -88,6 +88,9 @@ FAMILY_GRADIENT = 2e-5
 """Largest difference of a gradient of a family's weights from torch's, as a part of the
 largest gradient."""
 
+FAMILY_HALF = 1.25
+"""How much further a family's bfloat16 logits may be from float32 than torch's own."""
+
 SMOLLM2 = {
     # Absolute, over 512 tokens of text; the largest seen is 8.7e-5, torch's distance
     # from float64 7e-5.

@@ -15,6 +15,8 @@ from dew.converters.families import FAMILIES
 from dew.converters.fields import Reading
 from dew.converters.ropes import RopeFields
 from tests import hf
+from tests.families import TINY
+from tests.families_grid import LAYERED, rope_cases
 from tests.helpers import ROPE
 
 WINDOW = 64
@@ -64,8 +66,10 @@ def tables(rope: Any, seq: int) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(cos), np.asarray(sin)
 
 
-def torch_tables(embedding: Any, seq: int) -> tuple[np.ndarray, np.ndarray]:
-    cos, sin = embedding(torch.zeros(1), torch.arange(seq)[None])
+def torch_tables(
+    embedding: Any, seq: int, *layer_type: str
+) -> tuple[np.ndarray, np.ndarray]:
+    cos, sin = embedding(torch.zeros(1), torch.arange(seq)[None], *layer_type)
     return cos.numpy(), sin.numpy()
 
 
@@ -155,3 +159,21 @@ def test_part_of_a_head_turns_as_transformers_turns_it(fraction: float) -> None:
 def test_a_rope_we_do_not_know_is_refused(facts: dict[str, Any], fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         FAMILIES["llama"].read(spelled(facts, 1e4, 5))
+
+
+@pytest.mark.parametrize("family", sorted(LAYERED))
+def test_each_kind_of_layer_turns_by_the_rope_that_transformers_gives_it(
+    family: str,
+) -> None:
+    tiny = TINY[family]
+    for case in rope_cases(family):
+        for spelling in case.spellings:
+            config: dict[str, Any] = {**tiny.fields, **case.changes, **spelling}
+            attention = FAMILIES[family].read(config).attention
+            model = hf.build(tiny.config.from_dict(config), make=tiny.model)
+            ours = {"full": attention.rope, "sliding": attention.local_rope}
+            for kind, rope in ours.items():
+                want = torch_tables(
+                    model.base_model.rotary_emb, 100, f"{kind}_attention"
+                )
+                np.testing.assert_allclose(tables(rope, 100), want, atol=ROPE)

@@ -25,8 +25,8 @@ from dew.training.trainer import Trainer
 from examples.models import cached
 from tests import hf
 from tests.encoders import ENCODERS
+from tests.families_checks import check_round_trip
 from tests.helpers import FAMILY_GRADIENT, LOGITS, RTOL
-from tests.test_families import check_round_trip
 
 CLASSES = [
     (family, name)

@@ -52,6 +52,7 @@ GEMMA3 = Family(
         RopeFields(
             to="attention.local_rope",
             layer_type="sliding_attention",
+            scaled=False,
             old_theta="rope_local_base_freq",
         ),
     ),

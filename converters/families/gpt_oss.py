@@ -11,6 +11,15 @@ from dew.nn.config import MLP, MoE
 
 MOE, EXPERTS = parts.LAYER + "mlp.", "layers/{n}/mlp/experts/"
 ODD, ODD_BIAS = "e embed (mlp |) -> e mlp embed", "e (mlp |) -> e mlp"
+YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+"""What a config without a rope dict means."""
 FIELDS = {
     **parts.SIZES,
     **parts.GROUPED,
@@ -46,7 +55,7 @@ GPT_OSS = Family(
     model_type="gpt_oss",
     architectures=("GptOssForCausalLM", "GptOssModel"),
     fields=FIELDS,
-    ropes=(RopeFields(theta=150_000.0),),
+    ropes=(RopeFields(theta=150_000.0, absent=YARN),),
     constants={"attention.sinks": True, "mlp.router_bias": True, "mlp.bias": True},
     parts={"mlp": MoE, "mlp.shared": MLP},
     rules=(

@@ -25,8 +25,15 @@ OLMO3 = Family(
     architectures=("Olmo3ForCausalLM", "Olmo3Model"),
     fields=FIELDS,
     ropes=(
-        RopeFields(layer_type="full_attention"),
-        RopeFields(to="attention.local_rope", layer_type="sliding_attention"),
+        RopeFields(theta=500_000.0, layer_type="full_attention"),
+        # Its theta is no field of version 4: rope_theta is the other's alone.
+        RopeFields(
+            to="attention.local_rope",
+            theta=500_000.0,
+            layer_type="sliding_attention",
+            scaled=False,
+            old_theta=None,
+        ),
     ),
     parts={"mlp": MLP},
     constants={

@@ -30,7 +30,14 @@ PHI3 = Family(
     model_type="phi3",
     architectures=("Phi3ForCausalLM", "Phi3Model"),
     fields=FIELDS,
-    ropes=(RopeFields(partial=True),),
+    ropes=(
+        RopeFields(
+            partial=True,
+            original=4096,
+            # Names of longrope in the first files.
+            renamed={"su": "longrope", "yarn": "longrope"},
+        ),
+    ),
     parts={"mlp": MLP},
     rules=(*parts.EMBED, *parts.FUSED_QKV, *parts.FUSED_GATE, *parts.BEFORE),
     copies=(TIED_HEAD,),

@@ -5,8 +5,10 @@ a view and saves as its own bytes. (Measured on a CPU: also the faster order, 0.
 the time forward and 0.83 with gradients at 576 → 1536.)
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -14,6 +16,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from dew.nn.config import Norm
+
+Activation = Callable[[Array], Array]
 
 LORA = "lora"
 """The collection of what an adapter is multiplied by, and dropped with."""
@@ -39,11 +43,12 @@ class Linear(nn.Module):
         """Maps the trailing `inputs` axes to `outputs`."""
         shape = (*self.outputs, *self.inputs)
         weight = self.param("weight", nn.initializers.normal(self.init_std), shape)
-        n_in, n_out = len(self.inputs), len(self.outputs)
-        y = contract(x, weight.astype(x.dtype), n_in)
+        n_in, weight = len(self.inputs), weight.astype(x.dtype)
         if self.bias:
             bias = self.param("bias", nn.initializers.zeros, tuple(self.outputs))
-            y = y + jax.lax.expand_dims(bias.astype(y.dtype), range(y.ndim - n_out))
+            y = affine(x, weight, bias, n_in)
+        else:
+            y = contract(x, weight, n_in)
         return y + self._adapted(x) if self.has_variable(LORA, "scale") else y
 
     def _adapted(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -58,14 +63,23 @@ class Linear(nn.Module):
 
 
 def contract(
-    x: Float[Array, "..."], weight: Float[Array, "..."], inputs: int
+    x: Float[Array, "..."],
+    weight: Float[Array, "..."],
+    inputs: int,
+    dtype: Any = None,
 ) -> Float[Array, "..."]:
-    """Sums products over the last `inputs` axes of both."""
+    """Sums products over the last `inputs` axes of both; in the dtype of x by default.
+
+    Half precision is rounded once, at the end.
+    """
     axes = (range(x.ndim - inputs, x.ndim), range(weight.ndim - inputs, weight.ndim))
     length = x.shape[-1]
     parts = -(-length // PART)
-    if inputs > 1 or parts == 1 or jax.default_backend() != "cpu":
-        return jax.lax.dot_general(x, weight, (axes, ((), ())))
+    is_half = x.dtype.itemsize < 4
+    if inputs > 1 or parts == 1 or is_half or jax.default_backend() != "cpu":
+        return jax.lax.dot_general(
+            x, weight, (axes, ((), ())), preferred_element_type=dtype
+        )
     # A CPU adds products one after the other. In parts, SmolLM2's logits are 0.8e-4
     # from their float64 values instead of 1.5e-4 (torch's: 0.7e-4), for some 1.15 of
     # the time of a product forward and no more with gradients.
@@ -79,6 +93,53 @@ def contract(
 
 PART = 288
 """The longest run of products that a CPU adds up in one go."""
+
+
+def affine(
+    x: Float[Array, "..."],
+    weight: Float[Array, "..."],
+    bias: Float[Array, "..."],
+    inputs: int,
+) -> Float[Array, "..."]:
+    """Adds a bias to the product; half precision is rounded after that and not before.
+
+    Torch's kernels do the same. Rounded twice, logits in bfloat16 were up to 1.27 times
+    as far from float32 as torch's, and are 1.02 times as far now.
+    """
+    if x.dtype.itemsize < 4:
+        return _affine_in_half(x, weight, bias, inputs)
+    y = contract(x, weight, inputs)
+    return y + jax.lax.expand_dims(bias.astype(y.dtype), range(y.ndim - bias.ndim))
+
+
+# Its own backward pass, for the products of the plain one would be float32's.
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _affine_in_half(x: Array, weight: Array, bias: Array, inputs: int) -> Array:
+    y = contract(x, weight, inputs, jnp.float32)
+    wide = bias.astype(jnp.float32)
+    return (y + jax.lax.expand_dims(wide, range(y.ndim - bias.ndim))).astype(x.dtype)
+
+
+def _affine_forward(
+    x: Array, weight: Array, bias: Array, inputs: int
+) -> tuple[Array, tuple[Array, Array, Array]]:
+    return _affine_in_half(x, weight, bias, inputs), (x, weight, bias)
+
+
+def _affine_backward(
+    inputs: int, kept: tuple[Array, Array, Array], cotangent: Array
+) -> tuple[Array, Array, Array]:
+    x, weight, bias = kept
+    (to_x,) = jax.linear_transpose(lambda y: contract(y, weight, inputs), x)(cotangent)
+    (to_weight,) = jax.linear_transpose(lambda w: contract(x, w, inputs), weight)(
+        cotangent
+    )
+    leading = tuple(range(cotangent.ndim - bias.ndim))
+    to_bias = jnp.sum(cotangent, axis=leading, dtype=jnp.float32)
+    return to_x, to_weight, to_bias.astype(bias.dtype)
+
+
+_affine_in_half.defvjp(_affine_forward, _affine_backward)
 
 
 class Normalize(nn.Module):
@@ -115,17 +176,33 @@ class Normalize(nn.Module):
         return jax.lax.expand_dims(weight, range(x.ndim - weight.ndim))
 
 
+def rounded_once(activation: Activation) -> Activation:
+    """The activation worked out in float32 and rounded once, as torch's kernels do.
+
+    The backward pass keeps x alone and works out the rest again.
+    """
+
+    def wide(x: Array) -> Array:
+        return activation(x.astype(jnp.float32)).astype(x.dtype)
+
+    lean = jax.checkpoint(wide, prevent_cse=False)
+    return lambda x: activation(x) if x.dtype.itemsize >= 4 else lean(x)
+
+
 ACTIVATIONS = {
-    "silu": nn.silu,
-    "swish": nn.silu,
-    "relu": nn.relu,
-    "gelu": lambda x: nn.gelu(x, approximate=False),
-    "gelu_new": lambda x: nn.gelu(x, approximate=True),
-    "gelu_pytorch_tanh": lambda x: nn.gelu(x, approximate=True),
-    "gelu_fast": lambda x: nn.gelu(x, approximate=True),
-    "gelu_python": lambda x: nn.gelu(x, approximate=False),
-    "quick_gelu": lambda x: x * nn.sigmoid(1.702 * x),
-    "relu2": lambda x: jnp.square(nn.relu(x)),
-    "tanh": jnp.tanh,
+    name: rounded_once(activation)
+    for name, activation in {
+        "silu": nn.silu,
+        "swish": nn.silu,
+        "relu": nn.relu,
+        "gelu": lambda x: nn.gelu(x, approximate=False),
+        "gelu_new": lambda x: nn.gelu(x, approximate=True),
+        "gelu_pytorch_tanh": lambda x: nn.gelu(x, approximate=True),
+        "gelu_fast": lambda x: nn.gelu(x, approximate=True),
+        "gelu_python": lambda x: nn.gelu(x, approximate=False),
+        "quick_gelu": lambda x: x * nn.sigmoid(1.702 * x),
+        "relu2": lambda x: jnp.square(nn.relu(x)),
+        "tanh": jnp.tanh,
+    }.items()
 }
 """Activations by the names that Hugging Face configs use."""
