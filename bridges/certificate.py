@@ -8,7 +8,7 @@ continue the same prompts alike.
 import importlib.metadata
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -128,20 +128,9 @@ def certify(
         continuations = _compare_texts(ours, theirs, texts, new_tokens, logits.allowed)
     tied, tie_faults = _tie(theirs)
     faults = [
-        f"{len(names)} {kind} in transformers' report: {', '.join(names[:5])}"
-        for kind, listed in lists.items()
-        if (names := [n for n in listed if not ours.table.ignores(n)])
-    ]
-    faults += tie_faults
-    if not logits.largest_difference <= logits.allowed:
-        faults.append(
-            f"logits differ by {logits.largest_difference:.3g}, more than "
-            f"{logits.allowed:.3g}"
-        )
-    faults += [
-        f"{c.prompt!r} goes on as {c.torch!r} in torch and as {c.dew!r} here"
-        for c in continuations
-        if not c.equal
+        *_report_faults(ours, lists),
+        *tie_faults,
+        *_difference_faults(logits, continuations),
     ]
     return Certificate(
         passed=not faults,
@@ -159,6 +148,32 @@ def certify(
             for name in ("dew-bridge", "jax", "torch", "transformers")
         },
     )
+
+
+def _report_faults(ours: Pretrained, lists: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """What transformers said on loading, without what the table knows as left over."""
+    return [
+        f"{len(names)} {kind} in transformers' report: {', '.join(names[:5])}"
+        for kind, listed in lists.items()
+        if (names := [n for n in listed if not ours.table.ignores(n)])
+    ]
+
+
+def _difference_faults(
+    logits: Logits, continuations: Sequence[Continuation]
+) -> list[str]:
+    faults = [
+        f"{c.prompt!r} goes on as {c.torch!r} in torch and as {c.dew!r} here"
+        for c in continuations
+        if not c.equal
+    ]
+    if not logits.largest_difference <= logits.allowed:
+        faults.insert(
+            0,
+            f"logits differ by {logits.largest_difference:.3g}, more than "
+            f"{logits.allowed:.3g}",
+        )
+    return faults
 
 
 def _load(folder: Path) -> tuple[Any, dict[str, Any]]:

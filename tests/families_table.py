@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from dew.converters.families import FAMILIES
-from dew.nn.config import EncoderConfig, MoE
+from dew.nn.config import MoE
+from dew.nn.encoder_config import EncoderConfig
 from tests.families import TINY
 
 PAGE = Path(__file__).parent.parent / "docs" / "families.md"

@@ -6,8 +6,9 @@ from dew.converters.fields import Inert, Only, Read, Several, Use
 from dew.converters.heads import Heads
 from dew.converters.readers import shared_blocks
 from dew.converters.rules import Rule
-from dew.nn.config import MLP, EncoderConfig
+from dew.nn.config import MLP
 from dew.nn.encoder import Encoder
+from dew.nn.encoder_config import EncoderConfig
 from dew.nn.layers import ACTIVATIONS
 
 CLASSES = {

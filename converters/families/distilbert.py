@@ -5,8 +5,9 @@ from dew.converters.family import Family
 from dew.converters.fields import Inert, Quotient, Use
 from dew.converters.heads import Heads
 from dew.converters.rules import Rule
-from dew.nn.config import MLP, EncoderConfig
+from dew.nn.config import MLP
 from dew.nn.encoder import Encoder
+from dew.nn.encoder_config import EncoderConfig
 from dew.nn.layers import ACTIVATIONS
 
 CLASSES = {

@@ -5,8 +5,9 @@ from dew.converters.family import Family
 from dew.converters.fields import Inert, Use
 from dew.converters.heads import Heads
 from dew.converters.readers import other_than
-from dew.nn.config import MLP, EncoderConfig
+from dew.nn.config import MLP
 from dew.nn.encoder import Encoder
+from dew.nn.encoder_config import EncoderConfig
 
 CLASSES = {
     "ElectraForMaskedLM": encoders.MASKED | {"readout.dense.activation": "gelu"},

@@ -10,8 +10,9 @@ from dew.converters.layer_types import LeadingFull
 from dew.converters.readers import half_windows
 from dew.converters.ropes import RopeFields
 from dew.converters.rules import FROM_HEADS, Prefix, Rule
-from dew.nn.config import MLP, EncoderConfig
+from dew.nn.config import MLP
 from dew.nn.encoder import Encoder
+from dew.nn.encoder_config import EncoderConfig
 from dew.nn.layers import ACTIVATIONS
 
 DENSE: dict[str, Any] = {

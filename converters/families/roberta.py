@@ -6,8 +6,9 @@ from dew.converters.fields import Several, Use
 from dew.converters.heads import Heads
 from dew.converters.readers import after, beyond
 from dew.converters.rules import Rule
-from dew.nn.config import MLP, EncoderConfig
+from dew.nn.config import MLP
 from dew.nn.encoder import Encoder
+from dew.nn.encoder_config import EncoderConfig
 
 CLASSES = {
     "RobertaForMaskedLM": encoders.MASKED | {"readout.dense.activation": "gelu"},

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from dew.nn.attention import Context, visible_keys
 from dew.nn.blocks import Layers, Remat
-from dew.nn.config import EncoderConfig
+from dew.nn.encoder_config import EncoderConfig
 from dew.nn.layers import Linear, Normalize
 from dew.nn.positions import check_length, check_positions, learned_rows
 from dew.nn.readout import Answers

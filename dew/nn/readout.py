@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from dew.nn.config import EncoderConfig
+from dew.nn.encoder_config import EncoderConfig
 from dew.nn.layers import ACTIVATIONS, Linear, Normalize
 from dew.nn.tables import Unembedding
 
