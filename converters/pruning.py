@@ -47,8 +47,9 @@ def prune_layers(
         )
         for new, old in names.items()
     ]
-    config = {**_config(source, field, count, layers), **cut.config}
+    config = _config(source, field, count, layers)
     _check_kinds(source, config, layers)
+    config |= cut.config
     with staged(Path(folder).expanduser().absolute()) as partial:
         write_file(
             partial / SINGLE,
