@@ -25,7 +25,7 @@ from dew.converters.pretrained import Pretrained
 from dew.converters.ties import Tied
 from dew.converters.vocabulary import extend_vocabulary as extend_vocabulary
 from dew.converters.vocabulary import pad_vocabulary as pad_vocabulary
-from dew.objectives.distillation import student_variables
+from dew.objectives.subtrees import student_variables
 from dew.source import Source
 from dew.tasks.text import TextGeneration
 from dew.training.checkpoint import Checkpoints

@@ -11,11 +11,14 @@ import optax
 import pytest
 
 from dew.objectives.base import FROZEN, Step, scalar_loss, under
-from dew.objectives.distillation import PROJECTORS, TEACHER, Distillation
+from dew.objectives.distillation import Distillation
 from dew.objectives.divergences import CrossEntropy, ForwardKL, Sampled
+from dew.objectives.encoded import Encoded
 from dew.objectives.features import HiddenMSE
 from dew.objectives.language import CausalLM, next_token_weights
+from dew.objectives.masked import MaskedLM
 from dew.objectives.measures import perplexities
+from dew.objectives.subtrees import PROJECTORS, TEACHER
 from dew.objectives.teachers import FromBatch, InStep, scores_of
 from dew.source import Source
 from dew.training.checkpoint import Checkpoints, held_hashes
@@ -277,3 +280,24 @@ def test_drawn_scores_average_to_the_soft_cross_entropy() -> None:
 def test_what_cannot_be_distilled_is_refused(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_masked_student_is_scored_on_the_tokens_that_were_hidden() -> None:
+    options: dict[str, Any] = {"seq_len": 6, "vocab": 11, "mask_id": 10, "rate": 0.5}
+    masked = MaskedLM(source=loaded(tiny_decoder(), TEXT), **options)
+    subject = Distillation(student=masked, teacher=masked, terms=(CrossEntropy(),))
+    loss, aux = value(subject, batch())
+    step = Step(**START)
+    alone = masked.loss(masked.init(jax.random.key(0)), batch(), step)[0]
+    own = alone.total / alone.mass
+    np.testing.assert_allclose(loss, own, rtol=RTOL["float32"])
+    theirs = aux.metrics["watch/teacher_cross_entropy"]
+    assert theirs.mass == alone.mass > 3
+
+
+def test_terms_over_labels_need_a_student_of_tokens() -> None:
+    states = Encoded(source=loaded(tiny_decoder(), TEXT), seq_len=6)
+    with pytest.raises(ValueError, match="CrossEntropy need a student with `labels`"):
+        Distillation(student=states, teacher=states, terms=(CrossEntropy(),))
+    watching = Distillation(student=states, teacher=states, terms=(ForwardKL(),))
+    assert CrossEntropy() not in watching.watched

@@ -10,9 +10,10 @@ import pytest
 
 from dew.objectives.base import Step, scalar_loss
 from dew.objectives.checks import check_objective
-from dew.objectives.distillation import PROJECTORS, Distillation
+from dew.objectives.distillation import Distillation
 from dew.objectives.features import AttentionMap, HiddenMSE, Relation
 from dew.objectives.language import CausalLM, next_token_weights
+from dew.objectives.subtrees import PROJECTORS
 from dew.objectives.teachers import FromBatch, InStep, hidden_name, scores_of
 from tests.helpers import RTOL
 from tests.networks import TEXT, loaded, tiny_decoder

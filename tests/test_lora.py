@@ -15,9 +15,10 @@ from dew.converters.adapters import Adapted
 from dew.nn.layers import FACTORS, LORA, Linear
 from dew.nn.lora import Adapter, Site, merged, with_adapters
 from dew.objectives.base import Step, scalar_loss
-from dew.objectives.distillation import TEACHER, Distillation
+from dew.objectives.distillation import Distillation
 from dew.objectives.language import CausalLM
 from dew.objectives.masked import MaskedLM
+from dew.objectives.subtrees import TEACHER
 from dew.training.checkpoint import Checkpoints
 from dew.training.optimizers import adamw
 from dew.training.trainer import Trainer

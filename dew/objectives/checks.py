@@ -21,10 +21,11 @@ from dew.objectives.base import Mean, Objective, Step
 from dew.objectives.check_batches import apart_and_packed, counted, pad, uneven
 from dew.objectives.check_subject import Row as Row
 from dew.objectives.check_subject import Subject
-from dew.objectives.distillation import TEACHER, Distillation, student_variables
+from dew.objectives.distillation import Distillation
 from dew.objectives.divergences import Divergence, ForwardKL
 from dew.objectives.formulas import reference
 from dew.objectives.matching import NOTHING, Matching
+from dew.objectives.subtrees import TEACHER, student_variables
 from dew.objectives.teachers import InStep, Teacher
 from dew.objectives.terms import Term
 from dew.objectives.vocabulary import VocabularyMap

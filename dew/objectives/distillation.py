@@ -38,12 +38,13 @@ from dew.objectives.features import (
     HiddenMSE,
     Relation,
 )
-from dew.objectives.language import Splittable, TokenScores
+from dew.objectives.language import Labelled, Splittable, TokenScores
 from dew.objectives.matching import Matching
-from dew.objectives.measures import Watched
+from dew.objectives.measures import TeacherCrossEntropy, Watched
 from dew.objectives.on_policy import OnPolicy
 from dew.objectives.policy import PolicyGradient
 from dew.objectives.saying import Said, read_student
+from dew.objectives.subtrees import PROJECTORS, TEACHER, student_variables
 from dew.objectives.teachers import Scored, Teacher, as_teacher
 from dew.objectives.terms import Term, at, names
 from dew.objectives.uld import ULD
@@ -51,14 +52,14 @@ from dew.state import TrainState
 from dew.tree import FROZEN, flatten, unflatten
 from dew.typing import Batch, Path, Variables
 
-TEACHER = "teacher"
-"""The collection that teachers' variables are held in, each under its number."""
-
-PROJECTORS = "projectors"
-"""Where below `params` the maps between widths train; no export holds them."""
-
 WHOLE_BYTES = 2**28
 """Student logits above this size are chunked by `auto`, into pieces a quarter of it."""
+
+WHOLE = (PolicyGradient, ULD)
+"""Terms that `auto` leaves whole: they may look at more than one position."""
+
+LABELLED = (CrossEntropy, TeacherCrossEntropy, PolicyGradient)
+"""Terms that ask which token a position is scored on."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -100,6 +101,12 @@ class Distillation(Objective[Mean, Any]):
         faults = self.matching.faults(len(self.teachers))
         if not (self.terms or self.hidden or self.relations or self.maps):
             faults.append("Distillation needs at least one term, got none")
+        asking = [type(t).__name__ for t in self.terms if isinstance(t, LABELLED)]
+        if asking and not isinstance(self.student, Labelled):
+            faults.append(
+                f"{', '.join(asking)} need a student with `labels`, and "
+                f"{type(self.student).__name__} scores no tokens"
+            )
         if isinstance(self.chunk, int) and not self._splits:
             faults.append(
                 f"chunk={self.chunk} needs a student and teachers that give final "
@@ -137,7 +144,10 @@ class Distillation(Objective[Mean, Any]):
         """The measures, without those that are terms at weight 1 anyway."""
         if self.measures is not None:
             return self.measures
-        return (*self.teachers[0].measures, CrossEntropy())
+        measures = (*self.teachers[0].measures, CrossEntropy())
+        if isinstance(self.student, Labelled):
+            return measures
+        return tuple(m for m in measures if not isinstance(m, LABELLED))
 
     @cached_property
     def matching(self) -> Matching:
@@ -307,6 +317,12 @@ class Distillation(Objective[Mean, Any]):
             weights = sequence_weights(weights)
         return replace(said, weights=weights), aux
 
+    def _labels(self, batch: Batch, step: Step) -> Array | None:
+        """The tokens that the student is scored on, if it is a model of tokens."""
+        if isinstance(self.student, Labelled):
+            return self.student.labels(batch, step)
+        return None
+
     def _term_sums(
         self,
         i: int,
@@ -324,7 +340,7 @@ class Distillation(Objective[Mean, Any]):
             ours.scores,
             theirs.scores,
             weights=ours.weights,
-            labels=jnp.roll(batch["tokens"], -1, axis=1),
+            labels=self._labels(batch, step),
             step=step.step,
             chunk=self._chunk(batch),
         )
@@ -373,19 +389,6 @@ class Distillation(Objective[Mean, Any]):
         ours, theirs = jax.eval_shape(states, whole, batch)
         widths = {i: tuple(s.shape[-1] for s in side) for i, side in theirs.items()}
         return [s.shape[-1] for s in ours], widths
-
-
-WHOLE = (PolicyGradient, ULD)
-"""Terms that `auto` leaves whole: they may look at more than one position."""
-
-
-def student_variables(params: Variables) -> dict[str, Any]:
-    """The variables without teachers and projectors."""
-    kept = {name: tree for name, tree in params.items() if name != TEACHER}
-    if "params" in kept:
-        live = kept["params"].items()
-        kept["params"] = {name: tree for name, tree in live if name != PROJECTORS}
-    return kept
 
 
 def _start() -> Step:

@@ -78,6 +78,15 @@ class Splittable(Protocol):
         ...
 
 
+@runtime_checkable
+class Labelled(Protocol):
+    """An objective that scores each position on one token."""
+
+    def labels(self, batch: Batch, step: Step) -> Int[Array, "batch seq"]:
+        """Those tokens, at least 0; any token where the position has no weight."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CausalLM(Objective[Mean, None]):
     """Cross-entropy of the next token, in nats, averaged over the tokens predicted.
@@ -211,6 +220,10 @@ class CausalLM(Objective[Mean, None]):
         states = TokenStates(outputs.final, weights, outputs.hidden)
         return states, Aux(qk_stats=sown.get("qk"))
 
+    def labels(self, batch: Batch, step: Step) -> Int[Array, "batch seq"]:
+        """The next token of each."""
+        return next_tokens(batch["tokens"])
+
     def splits(self, params: Variables) -> tuple[Source, Variables]:
         """Its model and whole variables."""
         return self.source, thaw(params)
@@ -247,7 +260,12 @@ def next_token_losses(
     logits: Float[Array, "batch seq vocab"], tokens: Int[Array, "batch seq"]
 ) -> Float[Array, "batch seq"]:
     """-log softmax(logits) of the following token, float32; the last position is 0."""
-    return token_losses(logits, jnp.roll(tokens, -1, axis=1)).at[:, -1].set(0)
+    return token_losses(logits, next_tokens(tokens)).at[:, -1].set(0)
+
+
+def next_tokens(tokens: Int[Array, "batch seq"]) -> Int[Array, "batch seq"]:
+    """Each position's following token; the first of the row for the last."""
+    return jnp.roll(tokens, -1, axis=1)
 
 
 def token_losses(

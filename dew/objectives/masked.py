@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Int
 
 from dew.nn.encoder import KINDS
 from dew.objectives.base import (
@@ -99,6 +100,10 @@ class MaskedLM(Objective[Mean, None]):
         said = self._read(params, batch, step, train=train, layers=layers)
         return Mean.of(said.losses, said.weights), Aux(), said
 
+    def labels(self, batch: Batch, step: Step) -> Int[Array, "batch seq"]:
+        """The tokens that were hidden, and 0 elsewhere."""
+        return jnp.maximum(self._hidden(batch, step)[1], 0)
+
     def evaluate(self, params: Variables, batch: Batch, step: Step) -> TokenScores:
         """Loss and weight of every position, dropout off, masked by the step's key."""
         return scored(self._scores, params, dict(batch), step)
@@ -113,6 +118,23 @@ class MaskedLM(Objective[Mean, None]):
         said = self._read(params, batch, step, train=train)
         return TokenScores(said.losses, said.weights)
 
+    def _hidden(
+        self, batch: Batch, step: Step
+    ) -> tuple[Int[Array, "batch seq"], Int[Array, "batch seq"]]:
+        """What the model reads, and what it is to put back, negative elsewhere."""
+        tokens = batch["tokens"]
+        if "labels" in batch:
+            return tokens, batch["labels"]
+        special = jnp.isin(tokens, jnp.asarray(self.special_ids, tokens.dtype))
+        return hide_tokens(
+            tokens,
+            real_tokens(batch) & ~special,
+            _keys(step)[0],
+            rate=self.rate,
+            mask_id=self.mask_id,
+            vocab=self.vocab,
+        )
+
     def _read(
         self,
         params: Variables,
@@ -122,25 +144,14 @@ class MaskedLM(Objective[Mean, None]):
         train: bool,
         layers: Sequence[int] = (),
     ) -> Prediction:
-        choice, dropout = jax.random.split(step.key)
-        tokens, labels = batch["tokens"], batch.get("labels")
-        if labels is None:
-            special = jnp.isin(tokens, jnp.asarray(self.special_ids, tokens.dtype))
-            tokens, labels = hide_tokens(
-                tokens,
-                real_tokens(batch) & ~special,
-                choice,
-                rate=self.rate,
-                mask_id=self.mask_id,
-                vocab=self.vocab,
-            )
+        tokens, labels = self._hidden(batch, step)
         read = (*INPUTS, KINDS)
         inputs = {name: batch[name] for name in read if name in batch}
         outputs, _ = forward(
             self.source,
             thaw(params),
             {**inputs, "tokens": tokens},
-            Step(step.step, dropout),
+            Step(step.step, _keys(step)[1]),
             train=train,
             layers=layers,
         )
@@ -153,3 +164,9 @@ class MaskedLM(Objective[Mean, None]):
         losses = token_losses(logits, jnp.maximum(labels, 0))
         weights = (labels >= 0).astype(jnp.float32)
         return Prediction(logits, losses, weights, outputs.hidden)
+
+
+def _keys(step: Step) -> tuple[Array, Array]:
+    """One key to hide by, one for dropout."""
+    hiding, dropout = jax.random.split(step.key)
+    return hiding, dropout

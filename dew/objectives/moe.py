@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Int
 
 from dew.nn.moe import expert_loads
 from dew.nn.stack import DecoderBank
@@ -89,6 +89,10 @@ class BalancedLM(Objective[Mean, Loads]):
         stats = Mean.of(prediction.losses, prediction.weights)
         loads = expert_loads(params["moe"], sown["routing"], real_tokens(batch))
         return stats, Aux(qk_stats=sown.get("qk"), effects=loads), prediction
+
+    def labels(self, batch: Batch, step: Step) -> Int[Array, "batch seq"]:
+        """The next token of each."""
+        return self.lm.labels(batch, step)
 
     def apply_effects(self, variables: Variables, effects: Loads) -> Variables:
         """The routers' biases, one step nearer to equal loads."""

@@ -98,10 +98,14 @@ class Seq2SeqLM(Objective[Mean, None]):
             layers=layers,
         )
         logits = wide(outputs.logits)
-        losses = token_losses(logits, jnp.maximum(labels, 0))
+        losses = token_losses(logits, self.labels(batch, step))
         weights = (labels >= 0).astype(jnp.float32)
         prediction = Prediction(logits, losses, weights, outputs.hidden)
         return Mean.of(losses, weights), Aux(), prediction
+
+    def labels(self, batch: Batch, step: Step) -> Int[Array, "batch target"]:
+        """The target's tokens, 0 where nothing is predicted."""
+        return jnp.maximum(batch["labels"], 0)
 
     def evaluate(self, params: Variables, batch: Batch, step: Step) -> TokenScores:
         """Loss and weight of every target token, dropout off."""
