@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 import dew
 from dew.nn.config import MoE
 from tests import hf
+from tests.conditions import Says, condition, on_a_fair_text
 from tests.families import TINY
 from tests.families_grid import Case
 from tests.helpers import FAMILY_GRADIENT, FAMILY_HALF, LOGITS
@@ -101,15 +102,36 @@ def logits_difference(folder: Path) -> float:
     assert source.road == "native"
     model = check_round_trip(folder / "in", source, folder / "out")
     shutil.rmtree(folder / "out")
-    return max(
-        hf.largest_difference(said(source, seq), torch_said(model, seq))
-        for seq in (SHORT, LONG)
-    )
+    return max(logits_apart(source, model, seq) for seq in (SHORT, LONG))
 
 
-def padded(seq: int, pad: int, rows: int = 3) -> tuple[np.ndarray, np.ndarray]:
+def logits_apart(source: Any, model: Any, seq: int) -> float:
+    """The largest difference of the logits of a fair text of this length."""
+
+    def text(seed: int) -> tuple[np.ndarray, np.ndarray]:
+        return padded(seq, model.config.pad_token_id, seed=seed)
+
+    def difference(seed: int) -> float:
+        want = torch_said(model, *text(seed))
+        return hf.largest_difference(said(source, *text(seed)), want)
+
+    def conditioned(seed: int) -> float:
+        return condition(model, logits_of(*text(seed)))
+
+    return on_a_fair_text(LOGITS, difference, conditioned)
+
+
+def logits_of(ids: np.ndarray, mask: np.ndarray | None) -> Says:
+    """What says the logits of a text where there is no padding."""
+    whole = np.ones_like(ids) if mask is None else mask
+    return lambda model: [torch_said(model, ids, whole)]
+
+
+def padded(
+    seq: int, pad: int, rows: int = 3, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     """Tokens and a mask: a row padded left, one padded right, others without."""
-    ids = hf.tokens(rows, seq) % (hf.VOCAB - 1)
+    ids = hf.tokens(rows, seq, seed) % (hf.VOCAB - 1)
     mask = np.ones_like(ids)
     mask[1, : seq // 4] = 0
     mask[2, -seq // 4 :] = 0
@@ -118,16 +140,14 @@ def padded(seq: int, pad: int, rows: int = 3) -> tuple[np.ndarray, np.ndarray]:
     return np.where(mask, ids, pad), mask
 
 
-def said(source: Any, seq: int, rows: int = 3) -> np.ndarray:
+def said(source: Any, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """Our logits where there is no padding, float32."""
-    ids, mask = padded(seq, source.config["pad_token_id"], rows)
     logits = hf.logits_op_by_op(source, ids, mask)
     return logits.astype(np.float32)[mask.astype(bool)]
 
 
-def torch_said(model: Any, seq: int, rows: int = 3) -> np.ndarray:
+def torch_said(model: Any, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """Torch's logits where there is no padding, float32."""
-    ids, mask = padded(seq, model.config.pad_token_id, rows)
     return hf.torch_logits(model, ids, mask)[mask.astype(bool)]
 
 
@@ -161,23 +181,42 @@ def half_ratio(kind: Any, folder: Path, half: Path) -> float:
     """
     theirs = kind.from_pretrained(folder, dtype=torch.bfloat16)
     theirs.save_pretrained(half)
-    exact = torch_said(copy.deepcopy(theirs).float(), SEQ, ROWS)
+    text = padded(SEQ, theirs.config.pad_token_id, ROWS)
+    exact = torch_said(copy.deepcopy(theirs).float(), *text)
     source: Any = dew.load(half)
     over = np.median if type(source.model.config.mlp) is MoE else np.mean
 
     def distance(logits: np.ndarray) -> float:
         return float(np.sqrt(over(np.mean(np.square(logits - exact), axis=-1))))
 
-    return distance(said(source, SEQ, ROWS)) / distance(torch_said(theirs, SEQ, ROWS))
+    return distance(said(source, *text)) / distance(torch_said(theirs, *text))
 
 
 def gradient_difference(model: Any, source: Any, folder: Path) -> float:
+    """The largest difference of a gradient on a fair text, as a part of the largest."""
+
+    def text(seed: int) -> tuple[np.ndarray, np.ndarray]:
+        return padded(SEQ, model.config.pad_token_id, seed=seed)
+
+    def conditioned(seed: int) -> float:
+        return condition(model, lambda m: torch_gradients(m, *text(seed)))
+
+    return on_a_fair_text(
+        FAMILY_GRADIENT,
+        lambda seed: gradients_apart(model, source, text(seed), folder),
+        conditioned,
+    )
+
+
+def gradients_apart(
+    model: Any, source: Any, text: tuple[np.ndarray, np.ndarray], folder: Path
+) -> float:
     """The largest difference of a gradient, as a part of the largest gradient."""
-    ids, mask = padded(SEQ, model.config.pad_token_id)
-    got = gradients(source, ids, mask)
-    become_gradients(model, ids, mask)
+    got = gradients(source, *text)
+    theirs = copy.deepcopy(model)
+    torch_gradients(theirs, *text)
     # Saved as weights are, the gradients get the names and shapes of the file.
-    model.save_pretrained(folder)
+    theirs.save_pretrained(folder)
     want = load_file(folder / "model.safetensors")
     assert got.keys() == want.keys()
     most = max(float(g.abs().max()) for g in want.values())
@@ -213,11 +252,12 @@ def weights(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
     return rng.normal(size=(*ids.shape, hf.VOCAB)).astype(np.float32) * mask[..., None]
 
 
-def become_gradients(model: Any, ids: np.ndarray, mask: np.ndarray) -> None:
-    """Sets torch's weights to their gradients of the same sum."""
+def torch_gradients(model: Any, ids: np.ndarray, mask: np.ndarray) -> list[np.ndarray]:
+    """Torch's gradients of the same sum, which its weights become."""
     out = model(input_ids=torch.tensor(ids), attention_mask=torch.tensor(mask)).logits
     (out * torch.tensor(weights(ids, mask))).sum().backward()
     with torch.no_grad():
         for parameter in model.parameters():
             grad = parameter.grad
             parameter.copy_(torch.zeros_like(parameter) if grad is None else grad)
+    return [parameter.detach().numpy() for parameter in model.parameters()]

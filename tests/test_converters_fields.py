@@ -13,6 +13,7 @@ from transformers import LlamaConfig
 import dew
 from dew.converters.families import FAMILIES
 from tests import hf
+from tests.conditions import condition, on_a_fair_text
 from tests.families import TINY, without
 from tests.helpers import LOGITS
 from tests.tiny import Tiny
@@ -76,6 +77,10 @@ def torch_says(
         return None
 
 
+def text(seed: int) -> np.ndarray:
+    return hf.tokens(seq=24, seed=seed) % 48
+
+
 SAMPLE = {"llama", *random.Random(0).sample(sorted(TINY), 2)}
 
 
@@ -89,7 +94,7 @@ SAMPLE = {"llama", *random.Random(0).sample(sorted(TINY), 2)}
 def test_every_field_is_followed_or_refused(family: str, tmp_path: Path) -> None:
     tiny = TINY[family]
     kind, fields = tiny.config, tiny.fields
-    ids = hf.tokens(seq=24) % 48
+    ids = text(0)
     base = FAMILIES[family].read(kind(**fields).to_dict())
     like, unchanged = torch_says(tiny, fields, ids) or (None, np.zeros(0))
     wrong = []
@@ -100,7 +105,7 @@ def test_every_field_is_followed_or_refused(family: str, tmp_path: Path) -> None
         said = torch_says(tiny, {**fields, **changes}, ids, like)
         if said is None:
             continue
-        verdict = ours(family, base, unchanged, said, ids, tmp_path / name)
+        verdict = ours(family, base, unchanged, said, tmp_path / name)
         wrong += [] if verdict is None else [f"{changes}: {verdict}"]
     assert not wrong
 
@@ -110,7 +115,6 @@ def ours(
     base: Any,
     unchanged: np.ndarray,
     said: tuple[Any, np.ndarray],
-    ids: np.ndarray,
     folder: Path,
 ) -> str | None:
     """What is wrong with our reading of a config; JAX runs only if it reads anew."""
@@ -123,9 +127,21 @@ def ours(
         is_same = want.shape == unchanged.shape and np.array_equal(want, unchanged)
         return None if is_same else "counts as inert, and torch's logits moved"
     model.save_pretrained(folder)
-    got = hf.logits_op_by_op(dew.load(folder), ids)
-    difference = hf.largest_difference(got, want)
+    difference = logits_apart(dew.load(folder), model)
     return None if difference < LOGITS else f"differs by {difference}"
+
+
+def logits_apart(source: Any, model: Any) -> float:
+    """The largest difference of the logits of a fair text."""
+
+    def difference(seed: int) -> float:
+        got = hf.logits_op_by_op(source, text(seed))
+        return hf.largest_difference(got, hf.torch_logits(model, text(seed)))
+
+    def conditioned(seed: int) -> float:
+        return condition(model, lambda m: [hf.torch_logits(m, text(seed))])
+
+    return on_a_fair_text(LOGITS, difference, conditioned)
 
 
 def test_a_field_that_nobody_knows_is_refused_with_the_nearest_name() -> None:
