@@ -4,11 +4,15 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test test-full lint package clean
+.PHONY: demo demo-distill test test-full lint package clean
 
 demo: .venv/ready ## the main job on a real model
 	rm -rf runs/demo runs/demo-text
 	$(BIN)/python -m examples.demo runs/demo
+
+demo-distill: .venv/ready ## a student cut from its teacher, taught and compared
+	rm -rf runs/distill
+	$(BIN)/python -m examples.distill_demo runs/distill
 
 test: .venv/ready lint package ## everything but the long grids
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not full"

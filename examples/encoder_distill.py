@@ -1,14 +1,12 @@
 """MiniLM's six blocks become three, by hidden states and relations alone.
 
-The student keeps every second block of all-MiniLM-L6-v2 and learns from it, both
-lowered from torch, on sentences of Python's own reference manual. It is scored by the
+The student keeps every second block of all-MiniLM-L6-v2 and learns from it on
+sentences of Python's own reference manual. It is scored by the
 cosine of its embeddings with the teacher's on sentences that were held out.
 
     python -m examples.encoder_distill [OUT] [STEPS]
 """
 
-import json
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,9 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
-from safetensors.numpy import load_file, save_file
 
 import dew
+from dew.converters.pruning import prune_layers
 from dew.objectives.distillation import Distillation
 from dew.objectives.encoded import Encoded, mean_pooled
 from dew.objectives.features import HiddenMSE, Relation
@@ -33,25 +31,6 @@ from examples.models import cached
 KEPT = (1, 3, 5)
 ROWS, SEQ = 16, 32
 HELD_OUT_EVERY = 8
-
-
-def cut(folder: Path, out: Path) -> Path:
-    """Copies a BERT with only the blocks `KEPT`."""
-    shutil.copytree(folder, out)
-    tensors = {}
-    for name, tensor in load_file(folder / "model.safetensors").items():
-        before, is_block, after = name.partition("encoder.layer.")
-        number, _, rest = after.partition(".")
-        if not is_block:
-            tensors[name] = tensor
-        elif int(number) in KEPT:
-            place = KEPT.index(int(number))
-            tensors[f"{before}encoder.layer.{place}.{rest}"] = tensor
-    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
-    config["num_hidden_layers"] = len(KEPT)
-    (out / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
-    return out
 
 
 def sentences() -> tuple[list[str], list[str]]:
@@ -93,9 +72,8 @@ def agreement(sides: Sequence[tuple[Any, Any]], rows: dict[str, np.ndarray]) -> 
 
 
 def run(out: Path, steps: int) -> dict[str, float]:
-    folder = cached("minilm")
-    teacher = dew.load(folder, road="lowered")
-    student = dew.load(cut(folder, out / "student"), road="lowered")
+    teacher = dew.load(cached("minilm"))
+    student = dew.load(prune_layers(teacher, KEPT, out / "student"))
     train, held_out = sentences()
     objective = Distillation(
         student=Encoded(source=student, seq_len=SEQ),
