@@ -68,8 +68,14 @@ def model_of(family: str, changes: Mapping[str, Any]) -> Any:
     return hf.build(tiny.config(**{**tiny.fields, **changes}), make=tiny.model)
 
 
-def measure(family: str, case: Case, folder: Path) -> Found:
-    """Measures a case, and insists that its folder comes back byte for byte."""
+def measure(
+    family: str, case: Case, folder: Path, *, jit: bool = False, half: bool = True
+) -> Found:
+    """Measures a case, and insists that its folder comes back byte for byte.
+
+    Gradients are compiled whole with `jit`, which is cheaper for one case; many cases
+    share what is compiled op by op. bfloat16 is left out where `half` is false.
+    """
     changes = {**case.changes, **TINY[family].room(LONG)}
     hf.save(model_of(family, changes), folder / "in", max_shard_size=SHARDS)
     fields = {**TINY[family].fields, **changes}
@@ -82,8 +88,8 @@ def measure(family: str, case: Case, folder: Path) -> Found:
     source, model = dew.load(folder / "in"), hf.reloaded(folder / "in")
     return Found(
         logits=max(logits),
-        half=half_ratio(type(model), folder / "in", folder / "half"),
-        gradient=gradient_difference(model, source, folder / "gradients"),
+        half=half_ratio(type(model), folder / "in", folder / "half") if half else 0.0,
+        gradient=gradient_difference(model, source, folder / "gradients", jit=jit),
     )
 
 
@@ -192,7 +198,9 @@ def half_ratio(kind: Any, folder: Path, half: Path) -> float:
     return distance(said(source, *text)) / distance(torch_said(theirs, *text))
 
 
-def gradient_difference(model: Any, source: Any, folder: Path) -> float:
+def gradient_difference(
+    model: Any, source: Any, folder: Path, *, jit: bool = False
+) -> float:
     """The largest difference of a gradient on a fair text, as a part of the largest."""
 
     def text(seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -203,16 +211,21 @@ def gradient_difference(model: Any, source: Any, folder: Path) -> float:
 
     return on_a_fair_text(
         FAMILY_GRADIENT,
-        lambda seed: gradients_apart(model, source, text(seed), folder),
+        lambda seed: gradients_apart(model, source, text(seed), folder, jit=jit),
         conditioned,
     )
 
 
 def gradients_apart(
-    model: Any, source: Any, text: tuple[np.ndarray, np.ndarray], folder: Path
+    model: Any,
+    source: Any,
+    text: tuple[np.ndarray, np.ndarray],
+    folder: Path,
+    *,
+    jit: bool,
 ) -> float:
     """The largest difference of a gradient, as a part of the largest gradient."""
-    got = gradients(source, *text)
+    got = gradients(source, *text, jit=jit)
     theirs = copy.deepcopy(model)
     torch_gradients(theirs, *text)
     # Saved as weights are, the gradients get the names and shapes of the file.
@@ -228,7 +241,9 @@ def gradients_apart(
     )
 
 
-def gradients(source: Any, ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
+def gradients(
+    source: Any, ids: np.ndarray, mask: np.ndarray, *, jit: bool
+) -> dict[str, np.ndarray]:
     """Gradients of a sum of the real rows' logits, as the stored tensors lie."""
     weigh = weights(ids, mask)
     inputs = {"tokens": jnp.asarray(ids, jnp.int32), "mask": jnp.asarray(mask, bool)}
@@ -236,7 +251,8 @@ def gradients(source: Any, ids: np.ndarray, mask: np.ndarray) -> dict[str, np.nd
     def total(variables: Any) -> jax.Array:
         return jnp.sum(source.model.apply(variables, inputs).logits * weigh)
 
-    grads = jax.grad(total)(source.variables)
+    slope = jax.grad(total)
+    grads = (jax.jit(slope) if jit else slope)(source.variables)
     table = source.table
 
     def piece(part: Any) -> np.ndarray:
