@@ -6,7 +6,6 @@ continue the same prompts alike.
 """
 
 import importlib.metadata
-import json
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
@@ -114,7 +113,7 @@ def certify(
     raised for what the comparison finds: see `Certificate.faults`.
     """
     with _quiet():
-        theirs, report = _load(Path(folder))
+        theirs, report = _load(Path(folder), ours.config)
     lists = {
         "missing": _names(report["missing_keys"]),
         "unexpected": _names(report["unexpected_keys"]),
@@ -176,8 +175,8 @@ def _difference_faults(
     return faults
 
 
-def _load(folder: Path) -> tuple[Any, dict[str, Any]]:
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+def _load(folder: Path, config: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Loads by the class that the config names; an adapter's is its base's config."""
     named = (config.get("architectures") or [""])[0]
     kind = getattr(transformers, named, transformers.AutoModelForCausalLM)
     loaded: Any = kind.from_pretrained(
@@ -367,7 +366,7 @@ def continue_with_torch(folder: str | Path, prompt: str, new_tokens: int = 24) -
     The continuation alone; weights are computed in float32.
     """
     with _quiet():
-        model, _ = _load(Path(folder))
+        model, _ = _load(Path(folder), {})
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     ids = tokenizer(prompt).input_ids
     return tokenizer.decode(greedy(model, ids, new_tokens))
