@@ -170,6 +170,7 @@ def test_captured_scores_become_a_cache_to_learn_from(
     assert np.isfinite(result["terms"]["forward_kl"]).all()
 
 
+@pytest.mark.full
 def test_on_policy_rows_and_moving_weights_reach_the_objective(
     teacher: Path, student: Path, text: Path, tmp_path: Path, capsys: Any
 ) -> None:

@@ -204,6 +204,7 @@ def test_what_cannot_be_padded_is_refused(tmp_path: Path) -> None:
         dew.extend_vocabulary(replace(padded), NEW, tmp_path / "out")
 
 
+@pytest.mark.full
 def test_a_padded_run_trains_exports_and_exports_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
