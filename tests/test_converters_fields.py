@@ -29,6 +29,9 @@ OTHERS: Mapping[str, Any] = {
 # are what from_pretrained finds the classes by.
 STORAGE = {"dtype", "model_type", "transformers_version", "_name_or_path"}
 
+# Orders one product otherwise: torch's logits move by rounding, and by no more.
+ROUNDED = {"reorder_and_upcast_attn"}
+
 
 def other(name: str, value: Any) -> Any:
     """Another value for a field, of the same kind."""
@@ -125,6 +128,8 @@ def ours(
         return None
     if parsed == base:
         is_same = want.shape == unchanged.shape and np.array_equal(want, unchanged)
+        if folder.name in ROUNDED:
+            is_same = hf.largest_difference(want, unchanged) < LOGITS
         return None if is_same else "counts as inert, and torch's logits moved"
     model.save_pretrained(folder)
     difference = logits_apart(dew.load(folder), model)
