@@ -14,7 +14,6 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.numpy import load_file, save_file
-from transformers import AutoModelForCausalLM
 
 import dew
 from dew.converters.peft import EXPERTS, READ_AS_EXPERTS, WEIGHTS
@@ -43,7 +42,7 @@ IDS = hf.tokens(2, 24)
 
 def base_folder(family: str, folder: Path, **changes: Any) -> Path:
     tiny = TINY[family]
-    model = hf.build(tiny.config(**{**tiny.fields, **changes}))
+    model = hf.build(tiny.config(**{**tiny.fields, **changes}), make=tiny.model)
     return hf.save(model, folder / "base")
 
 
@@ -59,13 +58,13 @@ def moved(source: Any, seed: int = 0) -> Any:
 
 
 def in_peft(base: Path, adapter: Path) -> Any:
-    model = AutoModelForCausalLM.from_pretrained(base)
+    model = hf.reloaded(base)
     return PeftModel.from_pretrained(model, adapter).eval()
 
 
 def made_by_peft(base: Path, folder: Path, **settings: Any) -> Any:
     """An adapter that PEFT made, with values in B, and its model."""
-    model = AutoModelForCausalLM.from_pretrained(base)
+    model = hf.reloaded(base)
     settings = {"r": 4, "lora_alpha": 6, "task_type": "CAUSAL_LM", **settings}
     model = get_peft_model(model, LoraConfig(**settings)).eval()
     torch.manual_seed(1)
@@ -148,7 +147,7 @@ def test_our_folder_comes_back_as_the_same_function(saved: Saved) -> None:
 
 @pytest.mark.parametrize("saved", FAMILIES, indirect=True)
 def test_all_linear_means_the_modules_that_it_means_to_peft(saved: Saved) -> None:
-    model = AutoModelForCausalLM.from_pretrained(saved.folder / "base")
+    model = hf.reloaded(saved.folder / "base")
     theirs = get_peft_model(model, LoraConfig(target_modules="all-linear"))
     head, tail = "base_model.model.", ".lora_A.default"
     names = {
