@@ -145,8 +145,11 @@ def test_our_folder_comes_back_as_the_same_function(saved: Saved) -> None:
     assert all(np.array_equal(first[name], second[name]) for name in first)
 
 
+# PEFT's own mapping of merged experts names a module that all-linear does not take.
+@pytest.mark.filterwarnings("ignore:The following .*_pattern keys:RuntimeWarning")
 @pytest.mark.parametrize("saved", FAMILIES, indirect=True)
 def test_all_linear_means_the_modules_that_it_means_to_peft(saved: Saved) -> None:
+    ours = {*saved.source.parts}
     model = hf.reloaded(saved.folder / "base")
     theirs = get_peft_model(model, LoraConfig(target_modules="all-linear"))
     head, tail = "base_model.model.", ".lora_A.default"
@@ -156,8 +159,8 @@ def test_all_linear_means_the_modules_that_it_means_to_peft(saved: Saved) -> Non
         if name.endswith(tail)
     }
     if saved.family not in READ_AS_EXPERTS:
-        assert {*saved.source.parts} == names
-    assert {*saved.source.parts} <= names
+        assert ours == names
+    assert ours <= names
 
 
 ATTENTION = r".*\.self_attn\.(q|v)_proj"
