@@ -167,6 +167,7 @@ def _places(
         )
         if is_there(flag, config)
         for index, name in enumerate(names_at(stem + suffix, blocks))
+        if row.at(index, config)
     }
 
 

@@ -7,6 +7,12 @@ the test.
 
 from collections.abc import Mapping
 
+from dew.converters.gguf_latent_archs import (
+    DEEPSEEK_V2,
+    DEEPSEEK_V2_WHOLE,
+    DEEPSEEK_V3,
+    DEEPSEEK_V3_WHOLE,
+)
 from dew.converters.gguf_layernorm_archs import (
     BLOOM,
     COHERE,
@@ -76,5 +82,9 @@ ARCHITECTURES: Mapping[str, Arch] = {
     "gpt-oss": GPT_OSS,
     "phi2": PHI2,
     "gptneox": GPT_NEOX,
+    "deepseek2": DEEPSEEK_V2,
+    "deepseek2, kv_b whole": DEEPSEEK_V2_WHOLE,
+    "deepseek2 with sigmoid": DEEPSEEK_V3,
+    "deepseek2 with sigmoid, kv_b whole": DEEPSEEK_V3_WHOLE,
 }
 """Tables by GGUF's name; a name with more than one layout has one table for each."""

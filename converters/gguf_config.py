@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dew.converters.gguf_archs import ARCHITECTURES
+from dew.converters.gguf_ropes import rope_scaling
 from dew.converters.gguf_rows import ALWAYS, NEVER, Arch
 
 if TYPE_CHECKING:
@@ -93,6 +94,8 @@ def architecture(source: Source) -> Arch:
         name = "falcon with two norms"
     if name == "olmo2" and source.get("attention.sliding_window", 0):
         name = "olmo2 with windows"
+    if name == "deepseek2":
+        name = _deepseek2(source)
     if name not in ARCHITECTURES:
         known = [arch for arch in ARCHITECTURES if " " not in arch]
         raise ValueError(
@@ -100,6 +103,21 @@ def architecture(source: Source) -> Arch:
             f"{source.name!r}; load the folder that the file was made from"
         )
     return ARCHITECTURES[name]
+
+
+def _deepseek2(source: Source) -> str:
+    """Tells DeepSeek V2 from V3 by the gate, and earlier files by what they keep whole.
+
+    Earlier files say nothing of the gate, and then it is V2's softmax.
+    """
+    gate = source.get("expert_gating_func", 1)
+    if gate not in (1, 2):
+        raise ValueError(
+            f"expert_gating_func must be 1 (softmax) or 2 (sigmoid), got {gate!r}"
+        )
+    name = "deepseek2" if gate == 1 else "deepseek2 with sigmoid"
+    is_whole = "blk.0.attn_kv_b.weight" in source.tensors
+    return f"{name}, kv_b whole" if is_whole else name
 
 
 def config_from_metadata(source: Source, arch: Arch) -> dict[str, Any]:
@@ -188,7 +206,7 @@ def _rope(source: Source, arch: Arch, found: Mapping[str, Any]) -> dict[str, Any
         raise ValueError(f"{source.name}: " + "; ".join(faults))
     rope: dict[str, Any] = {
         "rope_theta": theta,
-        "rope_scaling": _rope_scaling(source, theta, dim),
+        "rope_scaling": rope_scaling(source, theta, dim),
     }
     if arch.head_dim:
         rope["head_dim"] = dim
@@ -199,65 +217,6 @@ def _rope(source: Source, arch: Arch, found: Mapping[str, Any]) -> dict[str, Any
             share if int(dim * share) == rotary else math.nextafter(share, 1)
         )
     return rope
-
-
-def _rope_scaling(source: Source, theta: float, dim: int) -> dict[str, Any] | None:
-    source.get("rope.scaling.finetuned")
-    kind = source.get("rope.scaling.type", "none")
-    factors = source.values("rope_freqs.weight")
-    if kind == "linear":
-        return {"rope_type": "linear", "factor": _needed(source, "rope.scaling.factor")}
-    if kind == "yarn":
-        betas = {
-            name: source.get(f"rope.scaling.yarn_{name}")
-            for name in ("beta_fast", "beta_slow")
-        }
-        return {
-            "rope_type": "yarn",
-            "factor": _needed(source, "rope.scaling.factor"),
-            "original_max_position_embeddings": _needed(
-                source, "rope.scaling.original_context_length"
-            ),
-            **{name: value for name, value in betas.items() if value is not None},
-        }
-    if kind not in ("none", "longrope"):
-        raise ValueError(
-            f"rope.scaling.type must be none, linear, yarn or longrope, got {kind!r}"
-        )
-    return None if factors is None else _llama3_scaling(factors, theta, dim)
-
-
-def _needed(source: Source, key: str) -> Any:
-    value = source.get(key)
-    if value is None:
-        kind = source.get("rope.scaling.type")
-        raise ValueError(f"rope.scaling.type {kind!r} needs {source.name}.{key}")
-    return value
-
-
-def _llama3_scaling(factors: np.ndarray, theta: float, dim: int) -> dict[str, Any]:
-    """Finds the Llama 3 parameters that make the stored table of factors.
-
-    The table depends on the original length and the two frequency factors only by
-    their ratios, so the low one may be taken as 1; every published model has 4 and
-    8192 for the others.
-    """
-    factor, low, high, original = float(factors.max()), 1.0, 4.0, 8192
-    waves = 2 * math.pi * theta ** (np.arange(0, dim, 2) / dim)
-    smooth = np.clip((original / waves - low) / (high - low), 0, 1)
-    implied = 1 / ((1 - smooth) / factor + smooth)
-    if not np.allclose(implied, factors, rtol=1e-5, atol=0):
-        raise ValueError(
-            "rope_freqs.weight must be the factors of Llama 3 scaling with low factor "
-            f"1, high factor 4 and original length 8192, got {factors.tolist()}"
-        )
-    return {
-        "rope_type": "llama3",
-        "factor": factor,
-        "low_freq_factor": low,
-        "high_freq_factor": high,
-        "original_max_position_embeddings": original,
-    }
 
 
 def floats(tensor: "ReaderTensor", data: np.ndarray) -> np.ndarray:

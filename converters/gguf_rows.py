@@ -19,6 +19,8 @@ class Heads(NamedTuple):
 class Facts(Protocol):
     """The metadata below the architecture's name; whatever is read counts as used."""
 
+    name: str
+
     def get(self, key: str, default: Any = None) -> Any:
         """Returns one value, or the default where the file has none."""
         ...
@@ -69,6 +71,7 @@ class Row:
     `weight` and `bias` say when the tensor is there: `ALWAYS`, `NEVER`, or a boolean
     config field that is true exactly then (`!field`: false exactly then). `suffixes`
     are what transformers calls the two; `fuse` is for rows that share one tensor.
+    `at` says of a block's number, given the config, whether that block has the row.
     """
 
     to: str
@@ -77,6 +80,7 @@ class Row:
     bias: str = NEVER
     suffixes: tuple[str, str] = (".weight", ".bias")
     fuse: Fuse | None = None
+    at: Callable[[int, Mapping[str, Any]], bool] = lambda block, config: True
 
 
 @dataclass(frozen=True, kw_only=True)

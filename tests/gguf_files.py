@@ -50,6 +50,9 @@ def randomized(config: transformers.PretrainedConfig) -> transformers.PreTrained
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randint(-400, 400, parameter.shape) / 1024)
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):
+                buffer.copy_(torch.randint(-400, 400, buffer.shape) / 1024)
     return model
 
 
@@ -201,6 +204,28 @@ def neox_qkv(tensors: Tensors, config: Any) -> Tensors:
         name: change(weight) if "query_key_value" in name else weight
         for name, weight in tensors.items()
     }
+
+
+def latent_whole(tensors: Tensors, config: Any) -> Tensors:
+    """DeepSeek, as files before the split have it: all but the choice's bias as is."""
+    return {
+        name.replace("correction_bias", "correction.bias"): weight
+        for name, weight in stacked(tensors, config).items()
+    }
+
+
+def latent_split(tensors: Tensors, config: Any) -> Tensors:
+    """DeepSeek: each head's k and v apart, and k turned."""
+    found = {}
+    for name, weight in latent_whole(tensors, config).items():
+        if "kv_b_proj" not in name:
+            found[name] = weight
+            continue
+        heads = weight.reshape(config.num_attention_heads, -1, weight.shape[-1])
+        k, v = np.split(heads, [config.qk_nope_head_dim], axis=1)
+        found[name.replace("kv_b", "k_b")] = k.swapaxes(1, 2)
+        found[name.replace("kv_b", "v_b")] = v
+    return found
 
 
 _SHARED: tuple[tuple[str, str], ...] = (

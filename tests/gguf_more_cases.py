@@ -17,6 +17,7 @@ from tests.gguf_files import (
     neox_qkv,
     stacked,
 )
+from tests.gguf_latent_cases import LATENT
 
 EIGHT_LAYERS: dict[str, Any] = {**RMS, "num_hidden_layers": 8}
 OLMO3: dict[str, Any] = {**EIGHT_LAYERS, "sliding_window": 8}
@@ -227,4 +228,4 @@ _MORE: dict[str, Case] = {
         extra=gpt_oss,
     ),
 }
-CASES = {**FIRST, **_MORE}
+CASES = {**FIRST, **_MORE, **LATENT}

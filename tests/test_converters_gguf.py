@@ -282,6 +282,30 @@ def test_metadata_that_contradicts_itself_is_refused(
         folder_from_gguf(path, tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("expert_gating_func", 4, r"1 \(softmax\) or 2 \(sigmoid\), got 4"),
+        ("expert_weights_norm", 1, "must be false under a softmax"),
+        ("expert_shared_count", 0, "expert_shared_count must be at least 1, got 0"),
+        ("attention.head_count_kv", 2, "must be 1 or head_count 4, got 2"),
+        ("attention.value_length", 12, "latent's 24 with .* 8, got 32 and 12"),
+        ("attention.key_length_mla", 8, "above rope.dimension_count 8, got 8 and 12"),
+    ],
+)
+def test_metadata_of_a_latent_that_no_class_computes_is_refused(
+    key: str, value: int, told: str, tmp_path: Path
+) -> None:
+    def write(writer: gguf.GGUFWriter) -> None:
+        for data in writer.kv_data:
+            data.pop(f"deepseek2.{key}", None)
+        writer.add_uint32(f"deepseek2.{key}", value)
+
+    path = changed(CASES["deepseek2, a lite V2"], tmp_path, write)
+    with pytest.raises(ValueError, match=told):
+        folder_from_gguf(path, tmp_path / "out")
+
+
 def test_what_is_no_gguf_file_is_told_from_one_cut_short(
     llama: Path, tmp_path: Path
 ) -> None:
