@@ -1,6 +1,7 @@
 """Adapter folders against PEFT itself: read, written, and accounted for by field."""
 
 import json
+import re
 import shutil
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -38,6 +39,8 @@ FAMILIES = [
     for name in TINY
 ]
 IDS = hf.tokens(2, 24)
+# PEFT takes stacked experts and their router for linear in some classes; we never do.
+MIXTURE = r"\.mlp\.(gate|experts|shared_experts)\b"
 
 
 def base_folder(family: str, folder: Path, **changes: Any) -> Path:
@@ -158,9 +161,8 @@ def test_all_linear_means_the_modules_that_it_means_to_peft(saved: Saved) -> Non
         for name, _ in theirs.named_modules()
         if name.endswith(tail)
     }
-    if saved.family not in READ_AS_EXPERTS:
-        assert ours == names
     assert ours <= names
+    assert all(re.search(MIXTURE, name) for name in names - ours)
 
 
 ATTENTION = r".*\.self_attn\.(q|v)_proj"
