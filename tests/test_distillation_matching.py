@@ -150,6 +150,7 @@ def test_a_teacher_that_scored_before_the_step_brings_its_states() -> None:
         value(lacking, batch())
 
 
+@pytest.mark.full
 def test_the_check_covers_terms_over_states() -> None:
     objective = Distillation(
         student=model(),

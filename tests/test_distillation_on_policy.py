@@ -140,6 +140,7 @@ def test_coins_and_samples_follow_from_the_key() -> None:
     assert 16 <= kept[:-1].sum() <= 47
 
 
+@pytest.mark.full
 def test_samples_are_drawn_from_the_students_own_distribution() -> None:
     x = {"tokens": jnp.tile(batch(1)["tokens"], (4000, 1))}
     got = mixed(OnPolicy(rate=1.0, new_tokens=2), x)[0]["tokens"][:, 4]
