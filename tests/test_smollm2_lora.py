@@ -21,7 +21,8 @@ from dew.training.checkpoint import Checkpoints
 from dew.training.optimizers import adamw
 from dew.training.trainer import Trainer
 from dew.tree import flatten, unflatten
-from tests.helpers import SMOLLM2
+from tests import hf
+from tests.helpers import LOGITS
 
 pytestmark = [
     pytest.mark.full,
@@ -62,9 +63,10 @@ def test_peft_and_the_merged_export_say_what_we_do(
     dew.save(adapted, tmp_path / "merged", merge=True)
     base = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
     theirs = PeftModel.from_pretrained(base, tmp_path / "adapter")
-    assert np.abs(torch_logits(theirs, ids) - want).max() <= SMOLLM2["logits"]
+    # As for families, of the largest logit; seen are 1.01e-4 of 35, 2.9e-6.
+    assert hf.largest_difference(torch_logits(theirs, ids), want) <= LOGITS
     merged: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
-    assert np.abs(torch_logits(merged, ids) - want).max() <= SMOLLM2["logits"]
+    assert hf.largest_difference(torch_logits(merged, ids), want) <= LOGITS
 
 
 class Text:
