@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
 from dew.data.respelled import RESPELLED
 from dew.objectives.base import Objective, Step
 from dew.objectives.chunking import Spanned
+from dew.objectives.language import next_tokens
 from dew.objectives.teachers import Scored
 from dew.objectives.terms import Schedule, Term
 from dew.objectives.uld import Spans, SpanScores
@@ -92,5 +92,5 @@ class AcrossTokenizers:
             student_span=batch["span_of_student"],
             teacher_span=batch["span_of_teacher"],
         )
-        scores = SpanScores(said.logits, jnp.roll(tokens, -1, axis=1), spans)
+        scores = SpanScores(said.logits, next_tokens(tokens), spans)
         return Scored(Spanned(lax.stop_gradient(scores)))

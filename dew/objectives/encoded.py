@@ -23,7 +23,7 @@ from dew.objectives.language import INPUTS
 from dew.source import Source
 from dew.state import TrainState
 from dew.tasks.scoring import Scoring
-from dew.tree import freeze, thaw
+from dew.tree import thaw
 from dew.typing import Batch, PathFilter, Variables
 
 
@@ -51,8 +51,9 @@ class Encoded(Objective[Mean, None]):
 
     def init(self, key: jax.Array, variables: Variables | None = None) -> Variables:
         """The loaded weights in `param_dtype`, or new ones drawn from `key`."""
-        whole = started(self.source, self.inputs, key, variables, self.param_dtype)
-        return whole if self.trainable is None else freeze(whole, self.trainable)
+        return started(
+            self.source, self.inputs, key, variables, self.param_dtype, self.trainable
+        )
 
     def loss(
         self, params: Variables, batch: Batch, step: Step

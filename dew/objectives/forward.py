@@ -10,8 +10,8 @@ from jaxtyping import Array
 
 from dew.objectives.base import InputSpec, Step
 from dew.source import Source
-from dew.tree import FROZEN, cast
-from dew.typing import Batch, Outputs, Variables
+from dew.tree import FROZEN, cast, freeze
+from dew.typing import Batch, Outputs, PathFilter, Variables
 
 Scores = TypeVar("Scores")
 
@@ -22,18 +22,20 @@ def started(
     key: Array,
     variables: Variables | None,
     dtype: Any,
+    trainable: PathFilter | None = None,
 ) -> dict[str, Any]:
     """The variables as handed over, the source's own, or new ones; floats in `dtype`.
 
     Collections beside `params` keep their dtypes: running averages and router biases
-    are state of their own precision.
+    are state of their own precision. Leaves that `trainable` rejects are frozen.
     """
     variables = source.variables if variables is None else variables
     if variables is None:
         example = {n: jnp.zeros((1, *s.shape), s.dtype) for n, s in inputs.items()}
         variables = source.draw(key, example)
     weights = {k: v for k, v in variables.items() if k in ("params", FROZEN)}
-    return {**variables, **cast(weights, dtype)}
+    whole = {**variables, **cast(weights, dtype)}
+    return whole if trainable is None else freeze(whole, trainable)
 
 
 def forward(

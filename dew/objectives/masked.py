@@ -24,7 +24,7 @@ from dew.objectives.language import INPUTS, TokenScores, token_losses
 from dew.source import Source
 from dew.state import TrainState
 from dew.tasks.scoring import Scoring
-from dew.tree import freeze, thaw, wide
+from dew.tree import thaw, wide
 from dew.typing import Batch, PathFilter, Variables
 
 
@@ -71,8 +71,9 @@ class MaskedLM(Objective[Mean, None]):
 
     def init(self, key: jax.Array, variables: Variables | None = None) -> Variables:
         """The loaded weights in `param_dtype`, or new ones drawn from `key`."""
-        whole = started(self.source, self.inputs, key, variables, self.param_dtype)
-        return whole if self.trainable is None else freeze(whole, self.trainable)
+        return started(
+            self.source, self.inputs, key, variables, self.param_dtype, self.trainable
+        )
 
     def loss(
         self, params: Variables, batch: Batch, step: Step
