@@ -59,6 +59,8 @@ def _small(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _box(piece: np.ndarray, whole: np.ndarray) -> Box | None:
+    if not whole.shape:
+        return ()
     places = np.unravel_index(piece.ravel() - whole.min(), whole.shape)
     box = tuple(slice(int(at.min()), int(at.max()) + 1) for at in places)
     inside = whole[box]

@@ -164,17 +164,16 @@ def skeleton(
 ) -> torch.nn.Module:
     """Copies a module without its weights' values, in the dtypes given by name.
 
-    Storage is reserved and never touched, so it costs address space alone; a module
-    with a parameter on the meta device is put there whole. What is not a parameter or a
-    buffer is copied as it is.
+    Storage is reserved and never touched, so it costs address space alone. None is on
+    the meta device, where the numbers that a forward writes into its graph get lost.
+    What is not a parameter or a buffer is copied as it is.
     """
-    is_meta = any(weight.is_meta for weight in module.parameters())
 
     def hollow(name: str, tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(
             tensor.detach(),
             dtype=dtypes.get(name, tensor.dtype),
-            device="meta" if is_meta else tensor.device,
+            device="cpu" if tensor.is_meta else tensor.device,
         )
 
     memo: dict[int, Any] = {

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -23,6 +23,7 @@ from dew.bridges.lowering import lowered_module
 from dew.bridges.naming import dotted, recomputed, torch_inputs, untrained
 from dew.bridges.parity import check_parity
 from dew.bridges.pickles import unpickled
+from dew.bridges.probes import random_inputs
 from dew.bridges.tracing import TRACING
 from dew.converters.address import local_folder
 from dew.converters.dequantising import dequantised
@@ -64,7 +65,7 @@ def load_lowered(
     folder = read_folder(path, os.fspath(address), unpickled)
     kind, config = _architecture(folder)
     wanted = _stored_dtype(folder.weights) if dtype is None else np.dtype(dtype)
-    module = meta_module(kind, config, torch_dtype(wanted))
+    module = meta_module(kind, config, torch_dtype(wanted), folder.weights.entries)
     table = _table(folder, module)
     variables = read_variables(table, folder.weights, wanted, shardings)
     example = example_inputs or random_inputs(module, config)
@@ -119,10 +120,13 @@ def _stored_dtype(weights: Weights) -> np.dtype:
     return kinds.pop() if len(kinds) == 1 else np.dtype(np.float32)
 
 
-def meta_module(kind: Any, config: Any, dtype: torch.dtype) -> Any:
+def meta_module(
+    kind: Any, config: Any, dtype: torch.dtype, stored: Collection[str]
+) -> Any:
     """Builds a module without storage, except for the buffers torch recomputes.
 
-    Those are computed by the module's own initialisation.
+    Those are computed by the module's own initialisation, and so are the fixed tables
+    that `stored` lacks and transformers does not miss, Marian's positions say.
 
     Raises:
         LoweringError: the initialisation leaves such a buffer unset.
@@ -130,6 +134,7 @@ def meta_module(kind: Any, config: Any, dtype: torch.dtype) -> Any:
     with TRACING, _default_dtype(dtype):
         with torch.device("meta"):
             module = kind(config).eval()
+            _recompute(module, stored)
         fixed, unset = recomputed(module), []
         for path, child in module.named_modules():
             names = [n for n, _ in child.named_buffers(recurse=False)]
@@ -139,7 +144,7 @@ def meta_module(kind: Any, config: Any, dtype: torch.dtype) -> Any:
                 child.register_buffer(name, marked, persistent=False)
             if mine:
                 # Parameters are on the meta device, where drawing them does nothing.
-                module._init_weights(child)
+                _owner(module, path)._init_weights(child)
             unset += [f"{path}.{n}" for n in mine if _is_marked(child.get_buffer(n))]
     if unset:
         raise LoweringError(
@@ -147,6 +152,29 @@ def meta_module(kind: Any, config: Any, dtype: torch.dtype) -> Any:
             "it initialises; load it with transformers, and call dew.bridges.lower"
         )
     return module
+
+
+def _owner(module: Any, path: str) -> Any:
+    """The innermost model of transformers around a submodule: it initialises it."""
+    around = [
+        m for p, m in module.named_modules() if not p or f"{path}.".startswith(f"{p}.")
+    ]
+    return [m for m in around if isinstance(m, transformers.PreTrainedModel)][-1]
+
+
+def _recompute(module: Any, stored: Collection[str]) -> None:
+    """Has torch recompute the fixed weights that a folder may leave out, and does."""
+    not_missed = module._keys_to_ignore_on_load_missing or ()
+    never_saved = module._keys_to_ignore_on_save or ()
+    spelled, apart = _spellings(module), untrained(module)
+    held = module.state_dict(keep_vars=True)
+    for name in apart & held.keys():
+        is_left_out = name in never_saved or any(re.search(p, name) for p in not_missed)
+        if is_left_out and not set(spelled[name]) & set(stored):
+            path, _, last = name.rpartition(".")
+            owner = module.get_submodule(path)
+            delattr(owner, last)
+            owner.register_buffer(last, held[name].detach(), persistent=False)
 
 
 @contextmanager
@@ -197,7 +225,7 @@ def _table(folder: Folder, module: Any) -> Table:
     parts = _in_parts(module, weights, set(dict(placed.values())))
     taken = {*dict(placed.values()), *parts.targets}
     lost = [name for path, name in wanted.items() if path not in taken]
-    ignored = getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ()
+    ignored = module._keys_to_ignore_on_load_unexpected or ()
     prefix = f"{module.base_model_prefix}."
     # Older files store buffers that torch recomputes nowadays.
     left_out = {s for n in recomputed(module) for s in (n, n.removeprefix(prefix))}
@@ -290,35 +318,3 @@ def filled(module: Any, lowered: Lowered) -> Any:
     )
     module.tie_weights()
     return module.eval()
-
-
-def random_inputs(module: Any, config: Any) -> dict[str, np.ndarray]:
-    """Draws a small batch of what a transformers model eats by its main input."""
-    rng = np.random.default_rng(0)
-    text = config.get_text_config()
-    tokens = rng.integers(0, text.vocab_size, (2, 8)) if _has(text) else None
-    inputs: dict[str, Any]
-    match module.main_input_name:
-        case "input_ids" if tokens is not None:
-            inputs = {"tokens": tokens, "mask": np.ones((2, 8), bool)}
-        case "pixel_values":
-            shape = (2, config.num_channels, *np.broadcast_to(config.image_size, (2,)))
-            inputs = {"pixel_values": rng.standard_normal(shape)}
-        case "input_features":
-            shape = (2, config.num_mel_bins, 2 * config.max_source_positions)
-            inputs = {"input_features": rng.standard_normal(shape)}
-        case name:
-            raise ValueError(
-                f"{type(module).__name__} eats {name}, of which no example can be "
-                "guessed; pass example_inputs"
-            )
-    if config.is_encoder_decoder and tokens is not None:
-        inputs["decoder_input_ids"] = tokens
-    return {
-        name: array.astype(np.float32) if array.dtype == np.float64 else array
-        for name, array in inputs.items()
-    }
-
-
-def _has(text: Any) -> bool:
-    return "vocab_size" in text.to_dict()

@@ -18,6 +18,7 @@ from dew.bridges.dtypes import jax_dtype
 from dew.bridges.errors import LoweringShapeError, MissingOpsError
 from dew.bridges.graph import Expected, Instruction, Program, Ref, sizes
 from dew.bridges.ops import draws, torch_arithmetic
+from dew.bridges.ops.sizes import COUNTING
 from dew.bridges.register import find
 from dew.bridges.tracing import TRACING
 
@@ -131,7 +132,8 @@ def evaluate(
         values = dict(given)
         for number, step in enumerate(instructions):
             args = _filled(step.args, values)
-            out = step.target(*args, **_filled(dict(step.kwargs), values))
+            target = COUNTING.get(step.target, step.target)
+            out = target(*args, **_filled(dict(step.kwargs), values))
             values[step.name] = _checked(step, out, lengths)
             for name in step.refs():
                 if last_use[name] == number and name not in kept:

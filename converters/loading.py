@@ -91,7 +91,14 @@ def load_native(
 
 
 class UnknownFamilyError(ValueError):
-    """A folder of an architecture that the native road does not have."""
+    """A folder of an architecture that the native road does not have.
+
+    `fault` says so; the whole message goes on with what there is instead.
+    """
+
+    def __init__(self, fault: str, known: str) -> None:
+        super().__init__(f"{fault}{known}")
+        self.fault = fault
 
 
 def family_of(config: Mapping[str, Any], address: str) -> Family:
@@ -103,16 +110,16 @@ def family_of(config: Mapping[str, Any], address: str) -> Family:
     kind = str(config.get("model_type"))
     if kind not in FAMILIES:
         raise UnknownFamilyError(
-            f"{address}: the native road has no family for model_type {kind!r}"
-            f"{nearest(kind, list(FAMILIES))}; it has {', '.join(sorted(FAMILIES))}"
+            f"{address}: the native road has no family for model_type {kind!r}",
+            f"{nearest(kind, list(FAMILIES))}; it has {', '.join(sorted(FAMILIES))}",
         )
     family = FAMILIES[kind]
     named = config.get("architectures") or list(family.architectures)
     if not set(named) & set(family.architectures):
         raise UnknownFamilyError(
-            f"{address}: architectures must be one of "
-            f"{', '.join(family.architectures)} on the native road, got "
-            f"{', '.join(named)}"
+            f"{address}: the native road has no {', '.join(named)} of model_type "
+            f"{kind!r}",
+            f"; architectures must be one of {', '.join(family.architectures)}",
         )
     return family
 

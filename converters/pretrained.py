@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from dew.converters.folder import Folder
 from dew.converters.table import Table
@@ -65,7 +65,9 @@ class Pretrained(Source):
     def logits(
         self,
         input_ids: Int[np.ndarray, "batch seq"],
-        attention_mask: Int[np.ndarray, "batch seq"] | None = None,
+        attention_mask: Int[np.ndarray, "batch seq"]
+        | Bool[np.ndarray, "batch seq"]
+        | None = None,
         position_ids: Int[np.ndarray, "batch seq"] | None = None,
     ) -> Float[np.ndarray, "batch seq vocab"]:
         """Scores of tokens at every position, as torch's forward gives them.

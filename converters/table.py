@@ -94,10 +94,11 @@ class Table:
     ) -> np.ndarray:
         """Returns the part `index` of a variable, looking only at what it needs."""
         pieces = self.targets[target]
+        # With the dots a variable without axes stays an array.
         if pieces[0].window is not None:
-            return self._joined(target, stored)[index]
+            return self._joined(target, stored)[*index, ...]
         if pieces[0].entry is None:
-            return pieces[0].read(stored(pieces[0].source))[index]
+            return pieces[0].read(stored(pieces[0].source))[*index, ...]
         axis = pieces[0].axis
         rest = index[:axis] + index[axis + 1 :]
         chosen = pieces[index[axis]] if index else pieces

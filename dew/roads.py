@@ -113,10 +113,11 @@ def load(
             raise
         if not has_torch():
             raise UnknownFamilyError(
-                f"{unknown}; the lowered road has what transformers has: {INSTALL}"
+                str(unknown),
+                f"; the lowered road has what transformers has: {INSTALL}",
             ) from unknown
         console = Console(stderr=True, quiet=jax.process_index() > 0)
-        console.print(f"{unknown}. It takes the lowered road", markup=False)
+        console.print(f"{unknown.fault}: it takes the lowered one", markup=False)
         return _lowered(
             address, dtype=dtype, shardings=shardings, dequantise=dequantise
         )
@@ -230,18 +231,26 @@ def is_run(address: str | os.PathLike[str]) -> bool:
 
 
 def certify(
-    folder: str | os.PathLike[str], *, prompts: Sequence[str] = ()
+    folder: str | os.PathLike[str],
+    *,
+    prompts: Sequence[str] = (),
+    example_inputs: Mapping[str, Any] | None = None,
 ) -> "Certificate":
     """Reloads a folder in transformers and compares it with our own forward.
 
-    Both compute in float32. What is found is in the certificate, passed or not.
+    Both compute in float32. What is found is in the certificate, passed or not. A model
+    that reads other things than text is compared on `example_inputs`, by default a
+    small random batch.
 
     Raises:
         ImportError: torch or transformers is not installed.
         ValueError: the folder cannot be loaded.
     """
     certificate = _bridge("certificate")
-    ours = load(folder, dtype="float32")
+    if example_inputs is None:
+        ours = load(folder, dtype="float32")
+    else:
+        ours = _lowered(folder, dtype="float32", example_inputs=example_inputs)
     return certificate.certify(ours, ours.folder.path, prompts=prompts)
 
 

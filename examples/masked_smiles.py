@@ -77,7 +77,10 @@ def run(out: Path, *, steps: int = 60, rows: int = 16) -> list[float]:
         rows=rows,
         rate=5e-4,
     )
-    dew.save(learned.pipeline(state, ema=False), out / "export")
+    exported = dew.save(learned.pipeline(state, ema=False), out / "export")
+    proof = dew.certify(exported)
+    if not proof.passed:
+        raise RuntimeError("; ".join(proof.faults))
     return [metrics["held_out/nats"] for metrics in watch.evaluations]
 
 

@@ -90,7 +90,10 @@ def run(out: Path, *, steps: int = 400, rows: int = 32) -> list[float]:
         rows=rows,
         rate=3e-3,
     )
-    dew.save(learned.pipeline(state, ema=False), out / "export")
+    exported = dew.save(learned.pipeline(state, ema=False), out / "export")
+    proof = dew.certify(exported, prompts=[r for r, _ in couplings()[:3]])
+    if not proof.passed:
+        raise RuntimeError("; ".join(proof.faults))
     return [metrics["held_out/nats"] for metrics in watch.evaluations]
 
 

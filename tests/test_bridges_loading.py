@@ -85,7 +85,7 @@ def test_weights_go_where_the_shardings_say(folder: Path) -> None:
 def test_torch_reads_the_arrays_own_memory(folder: Path, loaded: Pretrained) -> None:
     model: Any = loaded.model
     config = hf.reloaded(folder).config
-    module = meta_module(type(hf.reloaded(folder)), config, torch.float32)
+    module = meta_module(type(hf.reloaded(folder)), config, torch.float32, ())
     assert all(weight.is_meta for weight in module.parameters())
     filled(module, model)
     array = loaded.variables["params"]["model"]["norm"]["weight"]

@@ -1,7 +1,10 @@
 """Lengths as plain ints, where a graph reads them off a tensor."""
 
+import operator
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from jax import Array
 
 from dew.bridges.ops.table import Op
@@ -27,3 +30,14 @@ OPS: dict[str, Op] = {
     "aten.sym_numel.default": _numel,
     "aten._assert_scalar.default": _assert,
 }
+
+COUNTING: Mapping[Any, Callable[..., Any]] = {
+    torch.sym_float: float,
+    torch.sym_int: int,
+    torch.sym_ite: lambda b, t, f: t if b else f,
+    torch.sym_max: max,
+    torch.sym_min: min,
+    torch.sym_not: operator.not_,
+    torch.sym_sum: sum,
+}
+"""Functions of lengths alone, which a graph with free lengths calls as no ops."""

@@ -21,12 +21,9 @@ from dew.objectives.forward import forward, scored, started
 from dew.objectives.language import TokenScores, token_losses
 from dew.source import Source
 from dew.state import TrainState
-from dew.tasks.scoring import Scoring
+from dew.tasks.targets import DECODER_INPUTS, TargetGeneration
 from dew.tree import thaw, wide
 from dew.typing import Batch, PathFilter, Variables
-
-DECODER_INPUTS = "decoder_input_ids"
-"""What the decoder reads, by torch's name."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -112,9 +109,11 @@ class Seq2SeqLM(Objective[Mean, None]):
         """Loss and weight of every target token, dropout off."""
         return scored(self._scores, params, dict(batch), step)
 
-    def pipeline(self, state: TrainState, *, ema: bool = True) -> Scoring:
-        """The trained model, ready to score pairs and to be saved."""
-        return Scoring(self.source, thaw(state.published(ema=ema)))
+    def pipeline(self, state: TrainState, *, ema: bool = True) -> TargetGeneration:
+        """The trained model, ready to write targets, to score and to be saved."""
+        return TargetGeneration(
+            self.source, thaw(state.published(ema=ema)), self.start_id
+        )
 
     def _scores(
         self, params: Variables, batch: Batch, step: Step, *, train: bool

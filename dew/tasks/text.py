@@ -77,9 +77,7 @@ class TextGeneration:
             jnp.float32(temperature or 1.0),
             jax.random.key(0) if key is None else key,
         )
-        return [
-            _until_end(row, self.source.eos_ids) for row in np.asarray(new).tolist()
-        ]
+        return [until_end(row, self.source.eos_ids) for row in np.asarray(new).tolist()]
 
 
 def _check(
@@ -98,7 +96,8 @@ def _check(
         raise ValueError("; ".join(faults))
 
 
-def _until_end(row: list[int], ends: tuple[int, ...]) -> list[int]:
+def until_end(row: list[int], ends: tuple[int, ...]) -> list[int]:
+    """The row up to and with its first end token."""
     stops = [i for i, token in enumerate(row) if token in ends]
     return row[: stops[0] + 1] if stops else row
 
