@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+# What is imported is compiled then; compiling all of torch beforehand takes longer.
+INSTALL := pip install --quiet --no-compile --constraint constraints.txt
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .PHONY: demo demo-distill test test-full lint package clean
@@ -31,16 +33,16 @@ package: .venv/ready ## sdist → wheel → a clean environment that imports all
 	rm -rf dist build
 	$(BIN)/python -m build --no-isolation --outdir dist
 	$(PYTHON) -m venv build/clean
-	$(CLEAN)/pip install --quiet --constraint constraints.txt dist/*.whl
+	$(CLEAN)/$(INSTALL) dist/*.whl
 	cd build && clean/bin/python -c "import dew, dew.converters" && clean/bin/dew --help
-	$(CLEAN)/pip install --quiet --constraint constraints.txt "$$(echo dist/*.whl)[torch]"
+	$(CLEAN)/$(INSTALL) "$$(echo dist/*.whl)[torch]"
 	cd build && clean/bin/python -c "import dew, dew.converters, dew.bridges; \
 	    print('all three imported from', dew.__file__)"
 	rm -rf build
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[all,dev]'
+	$(BIN)/$(INSTALL) --editable '.[all,dev]'
 	touch $@
 
 clean:

@@ -23,8 +23,8 @@ from tests import hf
 from tests.helpers import LOGITS
 from tests.zoo import ZOO
 
-# One of each group in each run, and a tenth in the zoo's whole; see test_bridges_zoo.
-KINDS = {"falcon", "mpt", "granitemoe", "clip", "wav2vec2"}
+# Numbers in the graph, lengths compared, towers, waves: each a fault of its own once.
+KINDS = {"falcon", "mpt", "clip", "wav2vec2"}
 NEW = 12
 
 

@@ -142,6 +142,7 @@ def test_a_cache_is_written_once_and_taught_from(
     assert "k was 16 and is 8" in complaint
 
 
+@pytest.mark.full
 def test_captured_scores_become_a_cache_to_learn_from(
     teacher: Path, student: Path, tmp_path: Path, capsys: Any
 ) -> None:
@@ -193,6 +194,7 @@ def test_on_policy_rows_and_moving_weights_reach_the_objective(
     assert {"train/student_perplexity", "train/teacher_perplexity"} <= names
 
 
+@pytest.mark.full
 def test_the_check_passes_a_right_pair(
     teacher: Path, student: Path, text: Path, capsys: Any
 ) -> None:

@@ -83,6 +83,7 @@ def test_export_writes_the_adapter_of_the_checkpoint_or_the_whole(
     assert hf.largest_difference(merged, dew.load(run).logits(ids)) < 1e-5
 
 
+@pytest.mark.full
 def test_an_adapter_is_taken_where_a_model_is_and_trained_further(
     run: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -125,6 +125,7 @@ def by_hand(batch: Any, q: np.ndarray, p: np.ndarray) -> float:
     return total
 
 
+@pytest.mark.full
 def test_a_student_learns_across_tokenizers_by_uld(tokenizers: Any) -> None:
     batch = next(stream(tokenizers))
     student, teacher = tiny(49152, 24), tiny(30522, 32)

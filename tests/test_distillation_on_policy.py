@@ -173,6 +173,7 @@ class Stream:
         self.at = state["at"]
 
 
+@pytest.mark.full
 def test_a_resumed_run_samples_what_an_uninterrupted_one_does(tmp_path: Path) -> None:
     def run(folder: str, *stops: int) -> Any:
         state: Any = None

@@ -138,7 +138,9 @@ def test_packed_texts_do_not_see_each_other(tmp_path: Path) -> None:
     assert hf.largest_difference(np.asarray(packed), alone) < LOGITS
 
 
-@pytest.mark.parametrize("family", ["bert", "albert"])
+@pytest.mark.parametrize(
+    "family", ["bert", pytest.param("albert", marks=pytest.mark.full)]
+)
 def test_loops_and_recomputed_blocks_say_the_same(family: str, tmp_path: Path) -> None:
     row = ENCODERS[family]
     hf.build(row.config(**row.fields), make=row.model).save_pretrained(tmp_path)

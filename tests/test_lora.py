@@ -191,6 +191,7 @@ def test_a_run_of_an_adapter_resumes_with_equal_losses(
         np.testing.assert_array_equal(flatten(state.variables)[path], leaf)
 
 
+@pytest.mark.full
 def test_the_base_as_teacher_shares_every_weight(base: Any) -> None:
     source = moved(lora(base))
     student = CausalLM(source=source, seq_len=12, trainable=source.is_trained)
@@ -219,6 +220,7 @@ def copied(base: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf + 0, base.variables)
 
 
+@pytest.mark.full
 def test_masked_models_train_adapters_too(base: Any) -> None:
     source = lora(base)
     objective = MaskedLM(

@@ -42,7 +42,14 @@ def test_logging_seldom_reports_every_commit_all_the_same(trace: list[float]) ->
     assert (seen.losses, [log.step for log in seen.logs]) == (trace, [1, 4, 6])
 
 
-@pytest.mark.parametrize("axes", [{"fsdp": 2}, {"fsdp": 4}, {"data": 8, "fsdp": 1}])
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"fsdp": 2},
+        pytest.param({"fsdp": 4}, marks=pytest.mark.full),
+        pytest.param({"data": 8, "fsdp": 1}, marks=pytest.mark.full),
+    ],
+)
 def test_losses_do_not_depend_on_the_number_of_devices(
     trace: list[float], axes: dict[str, int]
 ) -> None:

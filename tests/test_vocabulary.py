@@ -146,7 +146,8 @@ def losses(source: Any) -> tuple[Any, Any]:
     def loss(params: Any) -> Any:
         return scalar_loss(objective, {"params": params}, batch, STEP)[0]
 
-    value, gradient = jax.value_and_grad(loss)(source.variables["params"])
+    graded = jax.jit(jax.value_and_grad(loss))
+    value, gradient = graded(source.variables["params"])
     return value, {"params": gradient}
 
 
