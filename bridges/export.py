@@ -160,20 +160,24 @@ def _hooks(
 
 
 def skeleton(
-    module: torch.nn.Module, dtypes: Mapping[str, torch.dtype]
+    module: torch.nn.Module,
+    dtypes: Mapping[str, torch.dtype],
+    device: str | None = None,
 ) -> torch.nn.Module:
     """Copies a module without its weights' values, in the dtypes given by name.
 
-    Storage is reserved and never touched, so it costs address space alone. None is on
-    the meta device, where the numbers that a forward writes into its graph get lost.
+    Storage is reserved and never touched, so it costs address space alone; a module
+    with a parameter on the meta device is put there whole, unless `device` says where.
     What is not a parameter or a buffer is copied as it is.
     """
+    if device is None and any(weight.is_meta for weight in module.parameters()):
+        device = "meta"
 
     def hollow(name: str, tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(
             tensor.detach(),
             dtype=dtypes.get(name, tensor.dtype),
-            device="cpu" if tensor.is_meta else tensor.device,
+            device=device or tensor.device,
         )
 
     memo: dict[int, Any] = {

@@ -47,6 +47,7 @@ class Programs:
     dynamic: bool
     made: list[Lowering] = field(default_factory=list)
     _found: dict[Any, list[Lowering]] = field(default_factory=dict)
+    _device: str | None = None
 
     def find(
         self,
@@ -70,6 +71,10 @@ class Programs:
             if holds(lowering.program, shapes):
                 return lowering
         lowering = self._make(dtypes, inputs, shapes, train=train)
+        if any(tensor.is_meta for tensor in lowering.program.constants.values()):
+            # The meta device loses the numbers that a forward writes into its graph.
+            self._device = "cpu"
+            lowering = self._make(dtypes, inputs, shapes, train=train)
         self._found.setdefault(key, []).append(lowering)
         self.made.append(lowering)
         return lowering
@@ -82,7 +87,7 @@ class Programs:
         *,
         train: bool,
     ) -> Lowering:
-        module = skeleton(self.hollow, dtypes)
+        module = skeleton(self.hollow, dtypes, self._device)
         examples = example_tensors(module, inputs)
         started, refusal = time.perf_counter(), None
         # Torch bakes a length of 1 in, as it decides what broadcasts.
