@@ -247,6 +247,7 @@ def test_help_reads_well(command: str, capsys: pytest.CaptureFixture[str]) -> No
     assert "--json" in shown
 
 
+@pytest.mark.full
 def test_two_processes_train_the_run_that_one_does(
     model: Path, text: Path, run: Path, tmp_path: Path
 ) -> None:

@@ -116,6 +116,7 @@ def test_a_pass_sows_only_into_collections_that_are_open() -> None:
     assert (maxima.shape, maxima.dtype) == ((2, 4), jnp.float32)
 
 
+@pytest.mark.full
 def test_scanned_and_rematerialised_blocks_sow_the_same() -> None:
     variables = jax.jit(decoder().init)(jax.random.key(0), TOKENS)
 

@@ -103,6 +103,7 @@ def test_gradients_equal_autograds_tensor_by_tensor(
         assert difference <= SMOLLM2["gradient"] * float(want.norm()), name
 
 
+@pytest.mark.full
 def test_one_adamw_step_equals_torchs(
     ours: Any, theirs: Any, gradients: dict[str, Any]
 ) -> None:
