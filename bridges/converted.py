@@ -19,8 +19,9 @@ from dew.typing import Path
 Box = tuple[slice, ...]
 """A part of a weight: a range on each axis."""
 
-_SMALL = 12
-"""Cuts into 2, 3, 4, 6 and 12 equal parts fall between elements of a stand-in."""
+_CUTS = 24
+"""Cuts into 2, 3, 4, 6, 8, 12 and 24 equal parts fall between elements of a stand-in,
+where they are cuts of the weight."""
 
 
 def stored_parts(module: Any) -> dict[str, dict[str, Box]]:
@@ -38,13 +39,15 @@ def stored_parts(module: Any) -> dict[str, dict[str, Box]]:
         first += count
     names = list(held)
     parts: dict[str, dict[str, Box]] = {}
-    strange = set()
+    strange: set[str] = set()
     for stored, piece in revert_weight_conversion(module, dict(stand_ins)).items():
-        name = names[bisect_right(starts, int(piece.min())) - 1]
+        held_in = [bisect_right(starts, int(n)) for n in (piece.min(), piece.max())]
+        name = names[held_in[0] - 1]
         whole = stand_ins[name].numpy()
-        box = _box(piece.numpy(), whole)
+        # A part of several weights, as fused projections are, is a box of none.
+        box = _box(piece.numpy(), whole) if held_in[0] == held_in[1] else None
         if box is None:
-            strange.add(name)
+            strange.update(names[held_in[0] - 1 : held_in[1]])
         elif piece.numel() < whole.size:
             parts.setdefault(name, {})[stored] = _scaled(box, whole, held[name])
     return {name: boxes for name, boxes in parts.items() if name not in strange}
@@ -53,7 +56,7 @@ def stored_parts(module: Any) -> dict[str, dict[str, Box]]:
 def _small(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Shrinks the axes that may be cut; experts, on the first of three, are counted."""
     return tuple(
-        size if (len(shape) == 3 and axis == 0) or size % _SMALL else _SMALL
+        size if len(shape) == 3 and axis == 0 else math.gcd(size, _CUTS)
         for axis, size in enumerate(shape)
     )
 

@@ -1,11 +1,13 @@
 """A torch module to a `Program`: `torch.export`, with trunk and blocks marked."""
 
+import contextlib
 import copy
 import inspect
+import io
+import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +22,17 @@ from dew.bridges.tracing import TRACING
 
 FINAL, BLOCK = "final", "block."
 """Names of the marked values; what the module itself returns is under its own names."""
+
+
+_FAULTS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What an export raises: torch's own errors, sympy's, and the module's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +140,7 @@ def _named(items: Any) -> Iterator[tuple[str, torch.Tensor]]:
             yield from _named((f"{name}.{key}", item) for key, item in value.items())
 
 
-@contextmanager
+@contextlib.contextmanager
 def _hooks(
     module: torch.nn.Module, where: Marks, marked: dict[str, torch.Tensor]
 ) -> Iterator[None]:
@@ -220,7 +233,7 @@ def export(
     wrapper = Marked(module, where)
     shapes = pytree.tree_map(_free, dict(inputs)) if dynamic else None
     try:
-        with TRACING, warnings.catch_warnings():
+        with TRACING, warnings.catch_warnings(), _told():
             # Torch's own copy of a tree spec warns of torch's own deprecation.
             warnings.filterwarnings("ignore", ".*LeafSpec.*", FutureWarning)
             exported = torch.export.export(
@@ -231,7 +244,7 @@ def export(
             )
             if _mutates(exported):
                 exported = exported.run_decompositions({})
-    except RuntimeError as fault:
+    except _FAULTS as fault:
         raise LoweringExportError(_refusal(module, fault)) from fault
     program = program_from_export(
         exported,
@@ -239,7 +252,24 @@ def export(
         # The private list is the only place that holds the branches torch took.
         guards=tuple(exported._guards_code) if dynamic else (),  # pyright: ignore[reportPrivateUsage]
     )
+    if program.reading:
+        listed = "".join(f"\n  {s.target} in {s.origin}" for s in program.reading)
+        raise LoweringExportError(
+            f"{type(module).__name__} reads numbers out of tensors, which no compiled "
+            f"graph can:{listed}\nKeep it in torch as a live teacher"
+        )
     return renamed(program, aliases(module))
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Holds back what goes to stderr, and drops it if the export fails.
+
+    Torch prints the whole graph then, which says nothing that the error does not.
+    """
+    with contextlib.redirect_stderr(io.StringIO()) as held:
+        yield
+    sys.stderr.write(held.getvalue())
 
 
 def _refuse_frozen_masks(module: torch.nn.Module) -> None:

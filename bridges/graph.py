@@ -66,6 +66,12 @@ class Instruction:
         yield from _refs(tuple(self.kwargs.values()))
 
 
+_READING = frozenset(
+    f"aten.{name}.default"
+    for name in "item _local_scalar_dense nonzero nonzero_numpy masked_select".split()
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Program:
     """A whole graph.
@@ -83,7 +89,7 @@ class Program:
     outputs: Mapping[str, Any]
     updates: Mapping[str, Ref]
     guards: tuple[str, ...] = ()
-    ranges: Mapping[Any, tuple[int, float]] = field(default_factory=dict)
+    ranges: Mapping[Any, tuple[float, float]] = field(default_factory=dict)
 
     def needed(
         self, wanted: Iterable[Any], given: Iterable[str] = ()
@@ -99,6 +105,12 @@ class Program:
                 kept.append(step)
                 alive.update(step.refs())
         return tuple(reversed(kept))
+
+    @property
+    def reading(self) -> tuple[Instruction, ...]:
+        """The instructions that take numbers or shapes from a tensor's values."""
+        wanted = (*self.outputs.values(), *self.updates.values())
+        return tuple(s for s in self.needed(wanted) if str(s.target) in _READING)
 
     def lengths(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[Any, int]:
         """Binds each free length to what the inputs of these shapes have."""
@@ -183,7 +195,7 @@ def program_from_export(
         updates=updates,
         guards=guards,
         ranges={
-            symbol: (int(span.lower), float(span.upper))
+            symbol: (float(span.lower), float(span.upper))
             for symbol, span in exported.range_constraints.items()
         },
     )
@@ -249,7 +261,7 @@ class _Reader:
             target=node.target,
             args=args,
             kwargs=_resolved(dict(node.kwargs), env),
-            expected=_expectation(node.meta.get("val")),
+            expected=_expectation(node),
             origin=_origin(node),
             held=held,
         )
@@ -305,13 +317,20 @@ def _resolved(value: Any, env: Mapping[str, Any]) -> Any:
             return value
 
 
-def _expectation(value: Any) -> Expected | tuple[Expected | None, ...] | None:
+def _expectation(
+    node: torch.fx.Node,
+) -> Expected | tuple[Expected | None, ...] | None:
+    value = node.meta.get("val")
     if isinstance(value, torch.Tensor):
         return _expected(value)
     if isinstance(value, list | tuple):
+        # What nobody reads may have any shape: torch's own devices differ there.
+        picks = [user for user in node.users if user.target is operator.getitem]
+        picked = [pick.args[1] for pick in picks if pick.users]
+        read = picked if len(picks) == len(node.users) else range(len(value))
         return tuple(
-            _expected(item) if isinstance(item, torch.Tensor) else None
-            for item in value
+            _expected(item) if isinstance(item, torch.Tensor) and i in read else None
+            for i, item in enumerate(value)
         )
     return None
 

@@ -2,15 +2,18 @@
 
 import os
 import re
+import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import jax
 import numpy as np
 import torch
 import transformers
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers.core_model_loading import revert_weight_conversion
 
 from dew.bridges.converted import pieces_of, stored_parts
@@ -36,7 +39,7 @@ from dew.converters.weights import FLOATS, Weights
 from dew.typing import Path
 
 _UNSET = -77
-"""What integer buffers hold until the module's own initialisation fills them."""
+"""What integer tables hold until the module's own initialisation fills them."""
 
 
 def load_lowered(
@@ -123,58 +126,86 @@ def _stored_dtype(weights: Weights) -> np.dtype:
 def meta_module(
     kind: Any, config: Any, dtype: torch.dtype, stored: Collection[str]
 ) -> Any:
-    """Builds a module without storage, except for the buffers torch recomputes.
+    """Builds a module whose weights have no storage; what torch recomputes is there.
 
-    Those are computed by the module's own initialisation, and so are the fixed tables
-    that `stored` lacks and transformers does not miss, Marian's positions say.
+    That is the buffers that are not saved, and the fixed tables that `stored` lacks and
+    transformers does not miss, Marian's positions say.
 
     Raises:
-        LoweringError: the initialisation leaves such a buffer unset.
+        LoweringError: such a table is not computed when the module initialises.
     """
-    with TRACING, _default_dtype(dtype):
-        with torch.device("meta"):
-            module = kind(config).eval()
-            _recompute(module, stored)
-        fixed, unset = recomputed(module), []
-        for path, child in module.named_modules():
-            names = [n for n, _ in child.named_buffers(recurse=False)]
-            mine = [n for n in names if f"{path}.{n}".lstrip(".") in fixed]
-            for name in mine:
-                marked = _marked(child.get_buffer(name))
-                child.register_buffer(name, marked, persistent=False)
-            if mine:
-                # Parameters are on the meta device, where drawing them does nothing.
-                _owner(module, path)._init_weights(child)
-            unset += [f"{path}.{n}" for n in mine if _is_marked(child.get_buffer(n))]
+    with TRACING, _default_dtype(dtype), _weightless():
+        module = kind(config).eval()
+        unset = _recompute(module, stored)
     if unset:
         raise LoweringError(
-            f"{kind.__name__} does not recompute its buffers {', '.join(unset)} when "
-            "it initialises; load it with transformers, and call dew.bridges.lower"
+            f"{kind.__name__} does not recompute {', '.join(unset)}, which are not in "
+            "the folder; load it with transformers, and call dew.bridges.lower"
         )
     return module
 
 
-def _owner(module: Any, path: str) -> Any:
-    """The innermost model of transformers around a submodule: it initialises it."""
-    around = [
-        m for p, m in module.named_modules() if not p or f"{path}.".startswith(f"{p}.")
-    ]
-    return [m for m in around if isinstance(m, transformers.PreTrainedModel)][-1]
+@contextmanager
+def _weightless() -> Iterator[None]:
+    """Puts each parameter that this thread's modules get on the meta device at once."""
+    thread = threading.get_ident()
+
+    def hollow(_: Any, __: str, weight: torch.nn.Parameter | None) -> Any:
+        # A tied weight comes here again, and must stay the one that it is.
+        if weight is None or weight.is_meta or threading.get_ident() != thread:
+            return None
+        return torch.nn.Parameter(weight.to("meta"), weight.requires_grad)
+
+    hook = register_module_parameter_registration_hook(hollow)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
-def _recompute(module: Any, stored: Collection[str]) -> None:
-    """Has torch recompute the fixed weights that a folder may leave out, and does."""
+def _recompute(module: Any, stored: Collection[str]) -> list[str]:
+    """Has torch compute the fixed weights that `stored` may lack; names what it can't.
+
+    They become buffers that are not saved.
+    """
     not_missed = module._keys_to_ignore_on_load_missing or ()
     never_saved = module._keys_to_ignore_on_save or ()
     spelled, apart = _spellings(module), untrained(module)
     held = module.state_dict(keep_vars=True)
-    for name in apart & held.keys():
+    absent: dict[str, list[str]] = {}
+    for name in sorted(apart & held.keys()):
         is_left_out = name in never_saved or any(re.search(p, name) for p in not_missed)
         if is_left_out and not set(spelled[name]) & set(stored):
             path, _, last = name.rpartition(".")
             owner = module.get_submodule(path)
             delattr(owner, last)
-            owner.register_buffer(last, held[name].detach(), persistent=False)
+            owner.register_buffer(last, _marked(held[name]), persistent=False)
+            absent.setdefault(path, []).append(name)
+    for path in absent:
+        _around(module, path)._init_weights(module.get_submodule(path))
+    names = chain.from_iterable(absent.values())
+    return [name for name in names if _is_marked(module.get_buffer(name))]
+
+
+def _around(module: Any, path: str) -> Any:
+    """The innermost model of transformers around a submodule: it initialises it."""
+    models = [
+        (len(name), model)
+        for name, model in module.named_modules()
+        if isinstance(model, transformers.PreTrainedModel)
+        and (not name or f"{path}.".startswith(f"{name}."))
+    ]
+    return max(models, key=lambda found: found[0])[1]
+
+
+def _marked(buffer: torch.Tensor) -> torch.Tensor:
+    unset = float("nan") if buffer.is_floating_point() else _UNSET
+    return torch.full(buffer.shape, unset, dtype=buffer.dtype, device="cpu")
+
+
+def _is_marked(buffer: torch.Tensor) -> bool:
+    unset = buffer.isnan() if buffer.is_floating_point() else buffer == _UNSET
+    return bool(unset.any())
 
 
 @contextmanager
@@ -186,19 +217,6 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
-
-
-def _marked(buffer: torch.Tensor) -> torch.Tensor:
-    unset = float("nan") if buffer.is_floating_point() else _UNSET
-    return torch.full(buffer.shape, unset, dtype=buffer.dtype, device="cpu")
-
-
-def _is_marked(buffer: torch.Tensor) -> bool:
-    if buffer.dtype == torch.bool:
-        # Any byte is a boolean, so there is no telling.
-        return True
-    unset = buffer.isnan() if buffer.is_floating_point() else buffer == _UNSET
-    return bool(unset.any())
 
 
 def _table(folder: Folder, module: Any) -> Table:

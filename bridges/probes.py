@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dew.bridges.lowered import Lowered
+from dew.bridges.naming import module_inputs
 from dew.converters.pretrained import Pretrained
 from dew.tasks.targets import DECODER_INPUTS, padded
 
@@ -24,6 +25,8 @@ MANUAL = ("assert", "for", "with", "lambda")
 
 WAVE = 4000
 """Samples of a waveform: a quarter of a second, for most."""
+
+_FRAMES = "max_source_positions"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +59,13 @@ def probes(ours: Pretrained, theirs: Any, texts: Sequence[str]) -> list[Probe]:
     drawn = np.random.default_rng(0).integers(0, config.vocab_size, length // 2)
     batches = [[drawn.tolist()]]
     if ours.tokenizer is not None:
-        manual = "\n\n".join(
-            topics[name] for name in ("assert", "for", "with", "lambda")
-        )
+        manual = "\n\n".join(topics[name] for name in MANUAL)
         batches.append([ours.tokenizer.encode(manual).ids[:length]])
         batches.append([ours.tokenizer.encode(text).ids for text in texts])
+    if "attention_mask" not in module_inputs(theirs):
+        # Without masks there is no padding.
+        rows = [padded([row])["tokens"] for rows in batches for row in rows]
+        return [Probe(inputs={"tokens": row}) for row in rows]
     inputs = [padded(rows) for rows in batches]
     if not theirs.config.is_encoder_decoder:
         return [Probe(inputs=read, real=read["mask"]) for read in inputs]
@@ -77,22 +82,28 @@ def random_inputs(module: Any, config: Any) -> dict[str, np.ndarray]:
     Raises:
         ValueError: that input is none of text, images, waves and spectra.
     """
-    rng = np.random.default_rng(0)
+    rng, fields = np.random.default_rng(0), config.to_dict()
     text = config.get_text_config()
     tokens = rng.integers(0, text.vocab_size, (2, 8)) if _has(text) else None
     match module.main_input_name:
         case "input_ids" if tokens is not None:
-            inputs: dict[str, Any] = {"tokens": tokens, "mask": np.ones((2, 8), bool)}
+            inputs: dict[str, Any] = {"tokens": tokens}
+            if "attention_mask" in module_inputs(module):
+                inputs["mask"] = np.ones((2, 8), bool)
             if "image" in module.input_modalities and not module.can_generate():
                 # Two towers, which answer with how near texts and images are.
                 inputs["pixel_values"] = _images(rng, config)
         case "pixel_values":
             inputs = {"pixel_values": _images(rng, config)}
-        case "input_features":
-            shape = (2, config.num_mel_bins, 2 * config.max_source_positions)
+        case "input_features" if fields.keys() >= {"num_mel_bins", _FRAMES}:
+            shape = (2, fields["num_mel_bins"], 2 * fields[_FRAMES])
             inputs = {"input_features": rng.standard_normal(shape)}
         case "input_values":
-            inputs = {"input_values": rng.standard_normal((2, WAVE))}
+            spectrum = [
+                fields[n] for n in ("max_length", "num_mel_bins") if n in fields
+            ]
+            shape = (2, *spectrum) if len(spectrum) == 2 else (2, WAVE)
+            inputs = {"input_values": rng.standard_normal(shape)}
         case name:
             raise ValueError(
                 f"{type(module).__name__} reads {name}, of which no example can be "
@@ -108,7 +119,8 @@ def random_inputs(module: Any, config: Any) -> dict[str, np.ndarray]:
 
 def _images(rng: np.random.Generator, config: Any) -> np.ndarray:
     vision = config.vision_config if "vision_config" in config.sub_configs else config
-    size = np.broadcast_to(vision.image_size, (2,))
+    # Convolutions take any size; this is the one that most were trained at.
+    size = np.broadcast_to(vision.to_dict().get("image_size", 224), (2,))
     return rng.standard_normal((2, vision.num_channels, *size))
 
 

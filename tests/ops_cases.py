@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from dew.bridges.ops.aliases import ALIASES
+
 RANGES = {"p": (0.2, 2), "u": (-0.9, 0.9), "q": (1.1, 3), "h": (0.1, 0.9)}
 
 
@@ -67,7 +69,7 @@ UNARY = (
     "abs asinh atan ceil cos cosh erf erfc exp exp2 expm1 floor frac hardsigmoid "
     "hardswish isfinite isinf isnan log_sigmoid mish neg relu relu6 selu sgn sigmoid "
     "sign silu sin sinh square tan tanh trunc gelu softplus elu leaky_relu hardtanh "
-    "round nan_to_num alias clone contiguous lift lift_fresh lift_fresh_copy "
+    "round nan_to_num alias detach clone contiguous lift lift_fresh lift_fresh_copy "
     "resolve_conj resolve_neg detach_copy alias_copy numpy_T _to_copy "
     "sum mean prod max min argmax argmin std var amax amin real atleast_1d atleast_2d "
     "empty_like_zeroed sort argsort squeeze glu conj angle"
@@ -468,6 +470,14 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
             {"upper": True, "left": False},
         ),
     ],
+    "im2col.default": [
+        (IMAGE, [3, 2], [1, 1], [1, 0], [2, 1]),
+        (f(4, 7, 9), [3, 3], [2, 1], [0, 1], [1, 2]),
+    ],
+    "col2im.default": [
+        (f(2, 4 * 6, 4 * 8), [7, 9], [3, 2], [1, 1], [1, 0], [2, 1]),
+        (f(4 * 9, 3 * 5), [7, 9], [3, 3], [2, 1], [0, 1], [1, 2]),
+    ],
     "linalg_inv.default": [(torch.eye(3) * 2 + torch.ones(3, 3).tril(),)],
     "inverse.default": [(torch.eye(3) * 2 + torch.ones(3, 3).tril(),)],
     "dropout.default": [(X, 0.5, False)],
@@ -487,16 +497,28 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
 
 def cases() -> Iterator[tuple[str, int]]:
     """Yields each overload's name with the number of the call."""
-    for name, calls in CALLS.items():
+    for name, calls in {**CALLS, **second_names()}.items():
         for number in range(len(calls)):
             yield f"aten.{name}", number
+
+
+def second_names() -> dict[str, Any]:
+    """Calls each op's other name as the op itself."""
+    plain = [name.split(".") for name in CALLS]
+    return {
+        f"{alias}.{overload}": CALLS[f"{name}.{overload}"]
+        for alias, named in ALIASES.items()
+        for name, overload in plain
+        if name == named and f"{alias}.{overload}" not in CALLS
+    }
 
 
 def call(
     name: str, number: int, dtype: torch.dtype
 ) -> tuple[list[Any], dict[str, Any]]:
     """Draws the arguments of a call; a float tensor written out keeps its dtype."""
-    args = list(CALLS[name.removeprefix("aten.")][number])
+    calls = {**CALLS, **second_names()}
+    args = list(calls[name.removeprefix("aten.")][number])
     kwargs = dict(args.pop()) if isinstance(args[-1], dict) else {}
 
     def made(value: Any, seed: int) -> Any:

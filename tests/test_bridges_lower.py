@@ -254,12 +254,44 @@ def test_an_op_of_the_wrong_shape_is_named() -> None:
         lower(Odd(torch.special.log_ndtr), X)
 
 
+def test_no_gradient_passes_where_torch_detaches() -> None:
+    odd = Odd(lambda x: x * x.detach())
+    lowered = lower(odd, X)
+
+    def total(variables: Any) -> jax.Array:
+        return jnp.sum(lowered.apply(variables, X).logits)
+
+    got = jax.grad(total)(lowered.variables)["params"]["inner"]["bias"]
+    (want,) = torch.autograd.grad(odd(torch.tensor(X["x"])).sum(), odd.inner.bias)
+    np.testing.assert_allclose(got, want, rtol=RTOL["float32"])
+
+
 def test_branches_on_data_are_refused_with_their_line() -> None:
     def branch(x: torch.Tensor) -> torch.Tensor:
         return x * 2 if x.sum() > 0 else x
 
     with pytest.raises(LoweringExportError, match=r"x\.sum\(\) > 0.*\n.*values of a"):
         lower(Odd(branch), X)
+
+
+def test_numbers_read_out_of_tensors_are_refused() -> None:
+    with pytest.raises(LoweringExportError, match=r"aten\.item.* in .*Odd.*\n.*live"):
+        lower(Odd(lambda x: x * x.abs().max().item()), X)
+
+
+def test_a_refused_export_leaves_the_screen_alone(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(LoweringExportError, match="for row in"):
+        lower(Odd(loops), X)
+    assert "def forward" not in capfd.readouterr().err
+
+
+def loops(x: torch.Tensor) -> torch.Tensor:
+    """Goes through rows of which only the values tell how many there are."""
+    for row in torch.nonzero(x > 0):
+        x = x + row.sum()
+    return x
 
 
 def test_dynamic_ropes_are_refused_with_what_to_try() -> None:

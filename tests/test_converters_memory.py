@@ -14,15 +14,17 @@ from tests import hf
 
 MIB = 1 << 20
 
-SCRIPT = """
-import sys
-import dew, jax
-
+PEAK = """
 def peak():
     with open("/proc/self/status") as status:
         line = next(line for line in status if line.startswith("VmHWM"))
     return int(line.split()[1]) * 1024
+"""
 
+SCRIPT = f"""
+import sys
+import dew, jax
+{PEAK}
 jax.block_until_ready(jax.numpy.zeros(8) + 1)
 dew.load(sys.argv[1])
 before = peak()
@@ -34,6 +36,19 @@ moved = jax.tree.map(lambda leaf: leaf.addressable_data(0), source.variables)
 dew.save(source, sys.argv[3], moved, dtype=sys.argv[5] or None)
 sizes = [leaf.nbytes for leaf in leaves]
 print(before, loaded, peak(), sum(sizes), max(sizes))
+"""
+
+LOWERING = f"""
+import sys
+import jax
+from dew.bridges import load_lowered
+{PEAK}
+load_lowered(sys.argv[1])
+before = peak()
+source = load_lowered(sys.argv[2], check=False)
+assert source.model.num_blocks == 9
+weights = sum(leaf.nbytes for leaf in jax.tree.leaves(source.variables))
+print(before, peak(), weights)
 """
 
 
@@ -116,3 +131,19 @@ def test_peak_memory_is_the_weights_and_two_tensors(
     print(
         f"load {(loaded - before) / weights:.2f}, save {(saved - before) / weights:.2f}"
     )
+
+
+@pytest.mark.full
+def test_a_lowering_takes_the_weights_and_a_quarter_at_most(
+    small: Path, large: Path
+) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", LOWERING, str(small), str(large)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    before, lowered, weights = map(int, run.stdout.split())
+    share = (lowered - before) / weights
+    assert share <= 1.25
+    print(f"lower {share:.2f}")

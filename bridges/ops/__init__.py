@@ -18,11 +18,12 @@ from dew.bridges.ops import (
     shape,
     sizes,
 )
+from dew.bridges.ops.aliases import aliased
 from dew.bridges.ops.random import draws as draws
 from dew.bridges.ops.table import Op as Op
 from dew.bridges.ops.table import torch_arithmetic as torch_arithmetic
 
-TABLE: dict[str, Op] = {
+_NAMED: dict[str, Op] = {
     **pointwise.OPS,
     **shape.OPS,
     **create.OPS,
@@ -36,4 +37,5 @@ TABLE: dict[str, Op] = {
     **random.OPS,
     **sizes.OPS,
 }
+TABLE: dict[str, Op] = {**aliased(_NAMED), **_NAMED}
 """Every op that lowers, less those a program adds with `dew.bridges.implements`."""

@@ -1,5 +1,6 @@
 """Convolutions, pooling and resampling, channels first as torch has them."""
 
+import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -235,7 +236,47 @@ def _adaptive_avg_pool(self: Array, output_size: Sizes, *, rank: int) -> Array:
     return out
 
 
+def _unfold(
+    input: Array,
+    kernel_size: Sizes,
+    dilation: Sizes = 1,
+    padding: Sizes = 0,
+    stride: Sizes = 1,
+) -> Array:
+    x, single = _batched(input, 2)
+    kernel, dilation = _each(kernel_size, 2), _each(dilation, 2)
+    patches = jax.lax.conv_general_dilated_patches(
+        x,
+        kernel,
+        _each(stride, 2),
+        _padding(padding, kernel, dilation),
+        rhs_dilation=dilation,
+        precision=jax.lax.Precision.HIGHEST,
+    )
+    out = patches.reshape(*patches.shape[:2], -1)
+    return out[0] if single else out
+
+
+def _fold(
+    input: Array,
+    output_size: Sizes,
+    kernel_size: Sizes,
+    dilation: Sizes = 1,
+    padding: Sizes = 0,
+    stride: Sizes = 1,
+) -> Array:
+    kernel = _each(kernel_size, 2)
+    channels = input.shape[-2] // math.prod(kernel)
+    shape = (*input.shape[:-2], channels, *_each(output_size, 2))
+    whole = jax.ShapeDtypeStruct(shape, input.dtype)
+    taken = lambda image: _unfold(image, kernel, dilation, padding, stride)
+    # Every patch goes back to where it was taken from, added up.
+    return jax.linear_transpose(taken, whole)(input)[0]
+
+
 OPS: dict[str, Op] = {
+    "aten.im2col.default": _unfold,
+    "aten.col2im.default": _fold,
     **{f"aten.conv{n}d.default": _conv for n in (1, 2, 3)},
     **{f"aten.conv{n}d.padding": _conv for n in (1, 2, 3)},
     "aten.conv_transpose1d.default": _conv_transpose,

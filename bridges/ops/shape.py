@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -250,11 +251,13 @@ _SAME = (
     "_to_copy.default alias.default clone.default contiguous.default lift.default "
     "lift_fresh.default lift_fresh_copy.default to.device to.dtype to.dtype_layout "
     "to.other to.prim_Device type_as.default "
-    "resolve_conj.default resolve_neg.default detach_copy.default alias_copy.default"
+    "resolve_conj.default resolve_neg.default alias_copy.default"
 )
 
 OPS: dict[str, Op] = {
     **{f"aten.{name}": _same for name in _SAME.split()},
+    "aten.detach.default": jax.lax.stop_gradient,
+    "aten.detach_copy.default": jax.lax.stop_gradient,
     "aten.view.default": _reshape,
     "aten.reshape.default": _reshape,
     "aten._unsafe_view.default": _reshape,
