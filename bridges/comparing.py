@@ -90,7 +90,8 @@ def compare(ours: Pretrained, theirs: Any, probes: Iterable[Probe]) -> Logits:
     seen: dict[str, _Seen] = {}
     longest = 0
     for probe in probes:
-        want, again = (_theirs(theirs, probe, way) for way in ("eager", "sdpa"))
+        want = _theirs(theirs, probe, "eager")
+        again = _theirs(theirs, probe, "sdpa") if theirs._supports_sdpa else want
         got = _ours(ours, theirs, probe)
         for name in got.keys() & want.keys():
             rows = (_rows(side[name], probe) for side in (got, want, again))
@@ -101,8 +102,8 @@ def compare(ours: Pretrained, theirs: Any, probes: Iterable[Probe]) -> Logits:
 
 
 def _theirs(model: Any, probe: Probe, way: str) -> dict[str, np.ndarray]:
-    """Torch's answers, by the attention of that name where the model has it."""
-    model.set_attn_implementation(way if model._supports_sdpa else "eager")
+    """Torch's answers, by the attention of that name."""
+    model.set_attn_implementation(way)
     where = Marks(head=None, trunk=None, blocks=None)
     with torch.inference_mode():
         said = torch_outputs(model, torch_inputs(model, probe.inputs), where)

@@ -70,7 +70,6 @@ def greedy(model: Any, ids: Sequence[int], new_tokens: int) -> list[int]:
             attention_mask=torch.ones(1, len(ids), dtype=torch.long),
             max_new_tokens=new_tokens,
             do_sample=False,
-            num_beams=1,
         )
     read = 1 if model.config.is_encoder_decoder else len(ids)
     return whole[0, read:].tolist()

@@ -170,12 +170,16 @@ def _recompute(module: Any, stored: Collection[str]) -> list[str]:
     """
     not_missed = module._keys_to_ignore_on_load_missing or ()
     never_saved = module._keys_to_ignore_on_save or ()
-    spelled, apart = _spellings(module), untrained(module)
     held = module.state_dict(keep_vars=True)
+    may_lack = [
+        name
+        for name in sorted(untrained(module) & held.keys())
+        if name in never_saved or any(re.search(p, name) for p in not_missed)
+    ]
+    spelled = _spellings(module) if may_lack else {}
     absent: dict[str, list[str]] = {}
-    for name in sorted(apart & held.keys()):
-        is_left_out = name in never_saved or any(re.search(p, name) for p in not_missed)
-        if is_left_out and not set(spelled[name]) & set(stored):
+    for name in may_lack:
+        if not set(spelled[name]) & set(stored):
             path, _, last = name.rpartition(".")
             owner = module.get_submodule(path)
             delattr(owner, last)

@@ -12,10 +12,8 @@ from dew.bridges.naming import module_inputs
 from dew.converters.pretrained import Pretrained
 from dew.tasks.targets import DECODER_INPUTS, padded
 
-TEXTS = frozenset(
-    ("tokens", "mask", "input_ids", "attention_mask", "token_type_ids", DECODER_INPUTS)
-)
-"""What a model that reads text alone takes, by our names and by torch's."""
+TEXTS = frozenset(("input_ids", "attention_mask", "token_type_ids", DECODER_INPUTS))
+"""What a model that reads text alone takes, by torch's names."""
 
 LONGEST, WRITTEN = 512, 64
 """Tokens of the longest rows to read, and of what decoders have written by then."""

@@ -259,6 +259,7 @@ def save_certified(
     folder: str | os.PathLike[str],
     *,
     prompts: Sequence[str] = (),
+    example_inputs: Mapping[str, Any] | None = None,
     run: Mapping[str, Any] | None = None,
     console: Console,
     **options: Any,
@@ -266,8 +267,9 @@ def save_certified(
     """Saves a task, and certifies the folder before it takes its name.
 
     The certificate goes into the folder as `certificate.json`, with what the caller
-    has to say of the `run` beside it. `options` are those of `save`. Without torch
-    there is no certificate, which the console is told.
+    has to say of the `run` beside it; see `certify` for what is compared. `options`
+    are those of `save`. Without torch there is no certificate, which the console is
+    told.
 
     Raises:
         CertificationError: the check failed; no folder is left.
@@ -286,7 +288,9 @@ def save_certified(
 
     def check(partial: Path) -> None:
         with console.status("reloading the export in transformers"):
-            certificate = certify(partial, prompts=prompts)
+            certificate = certify(
+                partial, prompts=prompts, example_inputs=example_inputs
+            )
         if not certificate.passed:
             raise CertificationError(
                 f"{folder} was not written: " + "; ".join(certificate.faults)

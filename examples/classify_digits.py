@@ -19,13 +19,13 @@ import transformers
 from rich.console import Console
 from sklearn.datasets import load_digits
 
-import dew
 from dew.bridges import load_lowered
 from dew.converters.pretrained import Pretrained
 from dew.objectives.base import under
 from dew.objectives.criteria import Classification
 from dew.objectives.metrics import Accuracy
 from dew.objectives.supervised import Supervised
+from dew.roads import save_certified
 from examples.loop import Arrays, parts, train
 from examples.models import cached
 
@@ -77,10 +77,12 @@ def run(out: Path, *, steps: int = 60, rows: int = 16) -> list[float]:
         rows=rows,
         rate=3e-2,
     )
-    exported = dew.save(learned.pipeline(state, ema=False), out / "export")
-    proof = dew.certify(exported, example_inputs=example)
-    if not proof.passed:
-        raise RuntimeError("; ".join(proof.faults))
+    save_certified(
+        learned.pipeline(state, ema=False),
+        out / "export",
+        example_inputs=example,
+        console=Console(),
+    )
     return [metrics["held_out/accuracy"] for metrics in watch.evaluations]
 
 

@@ -19,6 +19,7 @@ from dew.cli.models import tokenizer_of
 from dew.converters.pretrained import Pretrained
 from dew.objectives.language import NatsPerToken
 from dew.objectives.masked import MaskedLM
+from dew.roads import save_certified
 from examples.loop import Arrays, parts, train
 from examples.models import cached
 from examples.reactions import (
@@ -77,10 +78,11 @@ def run(out: Path, *, steps: int = 60, rows: int = 16) -> list[float]:
         rows=rows,
         rate=5e-4,
     )
-    exported = dew.save(learned.pipeline(state, ema=False), out / "export")
-    proof = dew.certify(exported)
-    if not proof.passed:
-        raise RuntimeError("; ".join(proof.faults))
+    save_certified(
+        learned.pipeline(state, ema=False),
+        out / "export",
+        console=Console(),
+    )
     return [metrics["held_out/nats"] for metrics in watch.evaluations]
 
 

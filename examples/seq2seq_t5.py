@@ -24,6 +24,7 @@ from dew.converters.pretrained import Pretrained
 from dew.objectives.hiding import IGNORED
 from dew.objectives.language import NatsPerToken
 from dew.objectives.seq2seq import Seq2SeqLM
+from dew.roads import save_certified
 from examples.loop import Arrays, parts, train
 from examples.models import cached
 from examples.reactions import END, PAD, couplings, id_of, padded, smiles_tokenizer
@@ -90,10 +91,12 @@ def run(out: Path, *, steps: int = 400, rows: int = 32) -> list[float]:
         rows=rows,
         rate=3e-3,
     )
-    exported = dew.save(learned.pipeline(state, ema=False), out / "export")
-    proof = dew.certify(exported, prompts=[r for r, _ in couplings()[:3]])
-    if not proof.passed:
-        raise RuntimeError("; ".join(proof.faults))
+    save_certified(
+        learned.pipeline(state, ema=False),
+        out / "export",
+        prompts=[r for r, _ in couplings()[:3]],
+        console=Console(),
+    )
     return [metrics["held_out/nats"] for metrics in watch.evaluations]
 
 

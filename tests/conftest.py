@@ -3,6 +3,7 @@
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Tests compile much and compute little: without LLVM's costly passes the tiny decoder
@@ -33,3 +34,13 @@ def smollm2() -> Path:
     from examples.models import cached
 
     return cached("smollm2")
+
+
+@pytest.fixture(scope="session")
+def t5(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A new T5 of one block a side with a real tokenizer, by the lowered road."""
+    import dew
+    from examples import seq2seq_t5
+
+    folder = seq2seq_t5.prepare(tmp_path_factory.mktemp("t5"), layers=1)
+    return dew.load(folder, road="lowered")

@@ -16,12 +16,11 @@ from dew.bridges.certificate import certify
 from dew.cli.models import tokenizer_of
 from dew.converters.pretrained import Pretrained
 from dew.tasks.targets import TargetGeneration, padded
-from examples import seq2seq_t5
 from examples.models import cached
 from examples.reactions import couplings, smiles_tokenizer
 from tests import hf
 from tests.helpers import LOGITS
-from tests.zoo import ZOO
+from tests.zoo import ZOO, drawn
 
 WIDER = json.loads((Path(__file__).parent / "zoo_wider.json").read_text())
 """More architectures than the zoo has: class and settings of each."""
@@ -34,14 +33,9 @@ NEW = 12
 def build(name: str) -> Any:
     if name in ZOO:
         return ZOO[name].build()
-    kind, settings = WIDER[name]
-    model: Any = getattr(transformers, kind)
-    torch.manual_seed(0)
-    made = model(model.config_class(**settings))
-    with torch.no_grad():
-        for weight in made.parameters():
-            weight.add_(torch.randn_like(weight) * 0.05)
-    return made.eval()
+    named, settings = WIDER[name]
+    kind: Any = getattr(transformers, named)
+    return drawn(kind, kind.config_class(**settings))
 
 
 # Torch warns of MobileBERT's empty weights, and of states that RecurrentGemma keeps.
@@ -67,12 +61,6 @@ def test_a_folder_of_each_kind_is_certified(name: str, tmp_path: Path) -> None:
 def test_the_docs_name_every_architecture_that_is_certified() -> None:
     page = (Path(__file__).parents[1] / "docs" / "bridges.md").read_text()
     assert [n for n in WIDER if f"`{n}`" not in page] == []
-
-
-@pytest.fixture(scope="module")
-def t5(tmp_path_factory: pytest.TempPathFactory) -> Pretrained:
-    folder = seq2seq_t5.prepare(tmp_path_factory.mktemp("t5"), layers=1)
-    return dew.load(folder, road="lowered")
 
 
 @pytest.fixture(scope="module")

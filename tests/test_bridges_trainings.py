@@ -28,12 +28,6 @@ def reloaded(kind: Any, folder: Path) -> Any:
     return model.eval()
 
 
-@pytest.fixture(scope="module")
-def t5(tmp_path_factory: pytest.TempPathFactory) -> Pretrained:
-    folder = seq2seq_t5.prepare(tmp_path_factory.mktemp("t5"), layers=1)
-    return dew.load(folder, road="lowered")
-
-
 def test_the_loss_of_pairs_and_its_gradients_are_torchs(t5: Pretrained) -> None:
     objective = seq2seq_t5.objective(t5)
     batch = {n: jnp.asarray(x[:4]) for n, x in seq2seq_t5.tokenized(t5).items()}

@@ -30,17 +30,22 @@ class Entry:
 
     def build(self) -> torch.nn.Module:
         """Draws the model from a fixed seed."""
-        torch.manual_seed(0)
         kind = getattr(transformers, self.config)
         config = kind(**self.settings)
         if self.eager:
             config._attn_implementation = "eager"
-        model = getattr(transformers, self.model)(config)
-        # Fresh biases, scales and tokens are zeros and ones, which would hide a swap.
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight.add_(torch.randn_like(weight) * 0.05)
-        return model.eval()
+        return drawn(getattr(transformers, self.model), config)
+
+
+def drawn(kind: Any, config: Any) -> Any:
+    """A model of a class and a config, from a fixed seed."""
+    torch.manual_seed(0)
+    model = kind(config)
+    # Fresh biases, scales and tokens are zeros and ones, which would hide a swap.
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.05)
+    return model.eval()
 
 
 def rng() -> np.random.Generator:
