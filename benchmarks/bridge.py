@@ -32,7 +32,7 @@ import dew
 from dew.bridges import LiveTeacher, load_lowered, lower, to_jax
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from examples.models import cached
+from examples.support.weights import cached
 
 ROWS, SEQ = 2, 128
 DEPTHS = (2, 4, 8, 16)

@@ -8,7 +8,7 @@ is touched after a load, since maps are read when they are looked at. Seconds ar
 medians over the rounds, ratios medians of each round's; memory is the peak above what
 the process held before, as a part of the file's bytes, and file pages count in it; what
 a load before left behind lowers it, and the bound is asserted, in processes of their
-own, by tests/test_converters_memory.py.
+own, by tests/converters/folder/test_memory.py.
 """
 
 import gc
@@ -35,7 +35,7 @@ from transformers.utils import logging
 import dew
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from examples.models import cached
+from examples.support.weights import cached
 
 LLAMA = LlamaConfig(
     vocab_size=32000,

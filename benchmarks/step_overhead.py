@@ -17,9 +17,9 @@ import numpy as np
 from dew.nn.config import MLP, Attention, DecoderConfig
 from dew.nn.decoder import Decoder
 from dew.nn.rope import Rope
-from dew.objectives.language import CausalLM
+from dew.objectives.causal_lm import CausalLM
 from dew.source import Source
-from dew.training.ledger import Log
+from dew.training.logs import Log
 from dew.training.optimizers import adamw
 from dew.training.step import TrainStep
 from dew.training.trainer import Callback, Trainer

@@ -17,12 +17,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import dew
-from dew.objectives.language import CausalLM
+from dew.objectives.causal_lm import CausalLM
 from dew.training.optimizers import adamw
 from dew.training.step import TrainStep
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from examples.models import cached
+from examples.support.weights import cached
 
 ROWS, SEQ, RATE = 2, 256, 1e-5
 

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from dew.converters.folder import Folder
-from dew.converters.table import Table
-from dew.converters.ties import Ties
+from dew.converters.folder.folder import Folder
+from dew.converters.mapping.table import Table
+from dew.converters.tied_weights import Ties
 from dew.source import Source
 from dew.typing import Variables
 

@@ -19,15 +19,15 @@ import transformers
 from rich.console import Console
 from sklearn.datasets import load_digits
 
+from dew.api import save_certified
 from dew.bridges import load_lowered
 from dew.converters.pretrained import Pretrained
+from dew.losses.supervised import Classification
 from dew.objectives.base import under
-from dew.objectives.criteria import Classification
 from dew.objectives.metrics import Accuracy
 from dew.objectives.supervised import Supervised
-from dew.roads import save_certified
-from examples.loop import Arrays, parts, train
-from examples.models import cached
+from examples.support.loop import Arrays, parts, train
+from examples.support.weights import cached
 
 SIZE, IMAGES = 84, 512
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

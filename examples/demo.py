@@ -15,10 +15,10 @@ from pydoc_data.topics import topics
 
 from rich.console import Console
 
-from dew.bridges.certificate import continue_with_torch
+from dew.api import CERTIFICATE
+from dew.bridges.certificate.certify import continue_with_torch
 from dew.cli import main as dew
-from dew.roads import CERTIFICATE
-from examples.models import cached
+from examples.support.weights import cached
 
 PROMPT = "The for statement is used to"
 HELD_OUT_EVERY = 8

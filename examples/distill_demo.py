@@ -22,7 +22,7 @@ from rich.console import Console
 
 from dew.cli import main as dew
 from examples.demo import write_texts
-from examples.models import cached
+from examples.support.weights import cached
 
 matplotlib.use("Agg")
 from matplotlib import pyplot

@@ -20,13 +20,13 @@ import numpy as np
 from rich.console import Console
 
 import dew
-from dew.converters.pruning import prune_layers
-from dew.objectives.distillation import Distillation
-from dew.objectives.encoded import Encoded, mean_pooled
-from dew.objectives.features import HiddenMSE, Relation
+from dew.converters.surgery.prune_layers import prune_layers
+from dew.losses.hidden_states import HiddenMSE, Relation
+from dew.objectives.distillation.encoder_states import Encoded, mean_pooled
+from dew.objectives.distillation.objective import Distillation
 from dew.training.optimizers import adamw
 from dew.training.trainer import Trainer
-from examples.models import cached
+from examples.support.weights import cached
 
 KEPT = (1, 3, 5)
 ROWS, SEQ = 16, 32

@@ -15,14 +15,13 @@ import transformers
 from rich.console import Console
 
 import dew
-from dew.cli.models import tokenizer_of
+from dew.api import save_certified
+from dew.cli.load import tokenizer_of
 from dew.converters.pretrained import Pretrained
-from dew.objectives.language import NatsPerToken
-from dew.objectives.masked import MaskedLM
-from dew.roads import save_certified
-from examples.loop import Arrays, parts, train
-from examples.models import cached
-from examples.reactions import (
+from dew.objectives.causal_lm import NatsPerToken
+from dew.objectives.masked_lm import MaskedLM
+from examples.support.loop import Arrays, parts, train
+from examples.support.reactions import (
     END,
     MASK,
     PAD,
@@ -32,6 +31,7 @@ from examples.reactions import (
     padded,
     smiles_tokenizer,
 )
+from examples.support.weights import cached
 
 SEQ = 72
 

@@ -19,15 +19,22 @@ import transformers
 from rich.console import Console
 
 import dew
-from dew.cli.models import tokenizer_of
+from dew.api import save_certified
+from dew.cli.load import tokenizer_of
 from dew.converters.pretrained import Pretrained
+from dew.objectives.causal_lm import NatsPerToken
 from dew.objectives.hiding import IGNORED
-from dew.objectives.language import NatsPerToken
-from dew.objectives.seq2seq import Seq2SeqLM
-from dew.roads import save_certified
-from examples.loop import Arrays, parts, train
-from examples.models import cached
-from examples.reactions import END, PAD, couplings, id_of, padded, smiles_tokenizer
+from dew.objectives.seq2seq_lm import Seq2SeqLM
+from examples.support.loop import Arrays, parts, train
+from examples.support.reactions import (
+    END,
+    PAD,
+    couplings,
+    id_of,
+    padded,
+    smiles_tokenizer,
+)
+from examples.support.weights import cached
 
 SOURCE, TARGET = 40, 36
 READS = {

@@ -31,7 +31,7 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """SmolLM2-135M-Instruct in float32, downloaded once into `.cache/`."""
-    from examples.models import cached
+    from examples.support.weights import cached
 
     return cached("smollm2")
 

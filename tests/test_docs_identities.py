@@ -11,8 +11,8 @@ import jax
 import numpy as np
 import pytest
 
-from tests import losses_reference as ref
-from tests.test_losses_identities import every, jsds, kls, skews
+from tests.losses import reference as ref
+from tests.losses.test_identities import every, jsds, kls, skews
 
 PAGE = Path(__file__).parent.parent / "docs" / "distillation.md"
 

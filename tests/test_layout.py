@@ -10,14 +10,14 @@ ROOT = Path(__file__).parent.parent
 ORDER = (
     ("dew.__main__",),
     ("dew.cli",),
-    ("dew.roads", "dew"),
+    ("dew.api", "dew"),
     ("dew.bridges",),
     ("dew.converters",),
     ("dew.training",),
     ("dew.objectives",),
     ("dew.tasks", "dew.data"),
-    ("dew.nn",),
-    ("dew.source", "dew.state"),
+    ("dew.nn", "dew.losses"),
+    ("dew.source", "dew.state", "dew.runs"),
     ("dew.tree",),
     ("dew.typing",),
 )

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from dew.converters.families.albert import ALBERT
+from dew.converters.families.base import Family
 from dew.converters.families.bert import BERT
 from dew.converters.families.bloom import BLOOM
 from dew.converters.families.cohere import COHERE
@@ -42,7 +43,6 @@ from dew.converters.families.roberta import ROBERTA
 from dew.converters.families.smollm3 import SMOLLM3
 from dew.converters.families.stablelm import STABLELM
 from dew.converters.families.starcoder2 import STARCODER2
-from dew.converters.family import Family
 
 FAMILIES: Mapping[str, Family] = {
     family.model_type: family

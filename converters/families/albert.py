@@ -1,15 +1,15 @@
 """ALBERT: BERT with a narrow embedding, whose layers share their weights."""
 
-from dew.converters.families import encoders
-from dew.converters.family import Family
-from dew.converters.fields import Inert, Only, Read, Several, Use
-from dew.converters.heads import Heads
-from dew.converters.readers import shared_blocks
-from dew.converters.rules import Rule
+from dew.converters.config.fields import Inert, Only, Read, Several, Use
+from dew.converters.config.heads import Heads
+from dew.converters.config.transforms import shared_blocks
+from dew.converters.families import shared_encoders as encoders
+from dew.converters.families.base import Family
+from dew.converters.mapping.rules import Rule
 from dew.nn.config import MLP
 from dew.nn.encoder import Encoder
 from dew.nn.encoder_config import EncoderConfig
-from dew.nn.layers import ACTIVATIONS
+from dew.nn.linear import ACTIVATIONS
 
 CLASSES = {
     "AlbertForMaskedLM": encoders.MASKED,

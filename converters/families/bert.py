@@ -1,9 +1,9 @@
 """BERT: post-norm blocks over learned positions and two kinds of tokens."""
 
-from dew.converters.families import encoders
-from dew.converters.family import Family
-from dew.converters.heads import Heads
-from dew.converters.rules import Rule
+from dew.converters.config.heads import Heads
+from dew.converters.families import shared_encoders as encoders
+from dew.converters.families.base import Family
+from dew.converters.mapping.rules import Rule
 from dew.nn.config import MLP
 from dew.nn.encoder import Encoder
 from dew.nn.encoder_config import EncoderConfig

@@ -1,9 +1,9 @@
 """BLOOM: distance is scored (ALiBi), embeddings are normed."""
 
-from dew.converters import readers
-from dew.converters.family import TIED_HEAD, Family
-from dew.converters.fields import Inert, Only, Quotient, Several, Use
-from dew.converters.rules import FROM_HEADS, Prefix, Rule
+from dew.converters.config import transforms as readers
+from dew.converters.config.fields import Inert, Only, Quotient, Several, Use
+from dew.converters.families.base import TIED_HEAD, Family
+from dew.converters.mapping.rules import FROM_HEADS, Prefix, Rule
 from dew.nn.config import MLP
 
 FIELDS = {

@@ -1,10 +1,11 @@
 """DeepSeek V2: V3 with softmax scores, groups by their best expert, and no bias."""
 
-from dew.converters import readers
-from dew.converters.families import deepseek_v3, parts
-from dew.converters.family import TIED_HEAD, Family
-from dew.converters.fields import Only, Read, Several, Use
-from dew.converters.ropes import RopeFields
+from dew.converters.config import transforms as readers
+from dew.converters.config.fields import Only, Read, Several, Use
+from dew.converters.config.rope import RopeFields
+from dew.converters.families import deepseek_v3
+from dew.converters.families import shared as parts
+from dew.converters.families.base import TIED_HEAD, Family
 from dew.nn.config import MLP, MoE
 
 METHODS = (readers.GREEDY, readers.LIMITED)

@@ -1,13 +1,13 @@
 """DeepSeek V3 and R1: latent attention, experts in groups, dense layers first."""
 
-from dew.converters import readers
-from dew.converters.families import parts
-from dew.converters.family import TIED_HEAD, Family
-from dew.converters.fields import Inert, Only, Read, Use
-from dew.converters.ropes import RopeFields
-from dew.converters.rules import FROM_HEADS, HEADS, Rule
+from dew.converters.config import transforms as readers
+from dew.converters.config.fields import Inert, Only, Read, Use
+from dew.converters.config.rope import RopeFields
+from dew.converters.families import shared as parts
+from dew.converters.families.base import TIED_HEAD, Family
+from dew.converters.mapping.rules import FROM_HEADS, HEADS, Rule
 from dew.nn.config import MLP, MoE
-from dew.nn.layers import ACTIVATIONS
+from dew.nn.linear import ACTIVATIONS
 
 FIELDS = {
     **parts.SIZES,

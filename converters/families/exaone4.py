@@ -1,11 +1,11 @@
 """EXAONE 4: OLMo 2 with norms per head; full layers do not turn."""
 
-from dew.converters.families import parts
-from dew.converters.family import TIED_HEAD, Family
-from dew.converters.fields import Read, Several, Use
-from dew.converters.layer_types import LayerTypes
-from dew.converters.readers import hybrid_ropeless, windows
-from dew.converters.ropes import RopeFields
+from dew.converters.config.defaults import LayerTypes
+from dew.converters.config.fields import Read, Several, Use
+from dew.converters.config.rope import RopeFields
+from dew.converters.config.transforms import hybrid_ropeless, windows
+from dew.converters.families import shared as parts
+from dew.converters.families.base import TIED_HEAD, Family
 from dew.nn.config import MLP
 
 TYPES = LayerTypes("sliding_window_pattern")

@@ -1,12 +1,12 @@
 """Falcon 7B, 40B and 180B; not those with ALiBi, which torch rounds to bfloat16."""
 
-from dew.converters import readers
-from dew.converters.family import TIED_HEAD, Family
-from dew.converters.fields import Inert, Only, Quotient, Read, Use
-from dew.converters.ropes import RopeFields
-from dew.converters.rules import FROM_HEADS, Prefix, Rule
+from dew.converters.config import transforms as readers
+from dew.converters.config.fields import Inert, Only, Quotient, Read, Use
+from dew.converters.config.rope import RopeFields
+from dew.converters.families.base import TIED_HEAD, Family
+from dew.converters.mapping.rules import FROM_HEADS, Prefix, Rule
 from dew.nn.config import MLP
-from dew.nn.layers import ACTIVATIONS
+from dew.nn.linear import ACTIVATIONS
 
 FIELDS = {
     "vocab_size": Use("vocab", 65024),

@@ -1,12 +1,12 @@
 """Gemma 1: norms by 1 + w, and embeddings times √width."""
 
-from dew.converters.families import parts
-from dew.converters.family import TIED_HEAD, Family
-from dew.converters.fields import Inert, Only, Read, Several, Use
-from dew.converters.readers import root
-from dew.converters.ropes import RopeFields
+from dew.converters.config.fields import Inert, Only, Read, Several, Use
+from dew.converters.config.rope import RopeFields
+from dew.converters.config.transforms import root
+from dew.converters.families import shared as parts
+from dew.converters.families.base import TIED_HEAD, Family
 from dew.nn.config import MLP
-from dew.nn.layers import ACTIVATIONS
+from dew.nn.linear import ACTIVATIONS
 
 FIELDS = {
     **parts.SIZES,

@@ -1,13 +1,13 @@
 """Gemma 2: norms on both sides, capped scores, a window in every other layer."""
 
-from dew.converters.families import parts
-from dew.converters.family import TIED_HEAD, Family
-from dew.converters.fields import Inert, Only, Read, Several, Use
-from dew.converters.layer_types import LayerTypes
-from dew.converters.readers import inverse_root, root, windows
-from dew.converters.ropes import RopeFields
+from dew.converters.config.defaults import LayerTypes
+from dew.converters.config.fields import Inert, Only, Read, Several, Use
+from dew.converters.config.rope import RopeFields
+from dew.converters.config.transforms import inverse_root, root, windows
+from dew.converters.families import shared as parts
+from dew.converters.families.base import TIED_HEAD, Family
 from dew.nn.config import MLP
-from dew.nn.layers import ACTIVATIONS
+from dew.nn.linear import ACTIVATIONS
 
 FIELDS = {
     **parts.SIZES,

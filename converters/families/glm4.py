@@ -1,10 +1,10 @@
 """GLM 4: norms on both sides, half of each head turns in neighbours."""
 
-from dew.converters.families import parts
-from dew.converters.family import TIED_HEAD, Family
-from dew.converters.fields import Read, Use
-from dew.converters.ropes import RopeFields
-from dew.converters.rules import Rule
+from dew.converters.config.fields import Read, Use
+from dew.converters.config.rope import RopeFields
+from dew.converters.families import shared as parts
+from dew.converters.families.base import TIED_HEAD, Family
+from dew.converters.mapping.rules import Rule
 from dew.nn.config import MLP
 
 NORM = "layers/{n}/"

@@ -1,12 +1,12 @@
 """GPT-2: learned positions, layer norms, matrices stored inputs first."""
 
-from dew.converters import readers
-from dew.converters.families import parts
-from dew.converters.family import TIED_HEAD, Family
-from dew.converters.fields import Inert, Quotient, Use
-from dew.converters.rules import Prefix, Rule
+from dew.converters.config import transforms as readers
+from dew.converters.config.fields import Inert, Quotient, Use
+from dew.converters.families import shared as parts
+from dew.converters.families.base import TIED_HEAD, Family
+from dew.converters.mapping.rules import Prefix, Rule
 from dew.nn.config import MLP
-from dew.nn.layers import ACTIVATIONS
+from dew.nn.linear import ACTIVATIONS
 
 FIELDS = {
     "vocab_size": Use("vocab", 50257),

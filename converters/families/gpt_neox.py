@@ -1,12 +1,12 @@
 """GPT-NeoX and Pythia: parallel parts with a norm each, part of a head turns."""
 
-from dew.converters.families import parts
-from dew.converters.family import Copy, Family
-from dew.converters.fields import Inert, Use
-from dew.converters.ropes import RopeFields
-from dew.converters.rules import FROM_HEADS, Prefix, Rule
+from dew.converters.config.fields import Inert, Use
+from dew.converters.config.rope import RopeFields
+from dew.converters.families import shared as parts
+from dew.converters.families.base import Copy, Family
+from dew.converters.mapping.rules import FROM_HEADS, Prefix, Rule
 from dew.nn.config import MLP
-from dew.nn.layers import ACTIVATIONS
+from dew.nn.linear import ACTIVATIONS
 
 FIELDS = {
     **parts.SIZES,

@@ -1,12 +1,12 @@
 """gpt-oss: sinks beside the keys, windows in every other layer, biased experts."""
 
-from dew.converters import readers
-from dew.converters.families import parts
-from dew.converters.family import TIED_HEAD, Family
-from dew.converters.fields import Inert, Read, Use
-from dew.converters.layer_types import LayerTypes
-from dew.converters.ropes import RopeFields
-from dew.converters.rules import Rule
+from dew.converters.config import transforms as readers
+from dew.converters.config.defaults import LayerTypes
+from dew.converters.config.fields import Inert, Read, Use
+from dew.converters.config.rope import RopeFields
+from dew.converters.families import shared as parts
+from dew.converters.families.base import TIED_HEAD, Family
+from dew.converters.mapping.rules import Rule
 from dew.nn.config import MLP, MoE
 
 MOE, EXPERTS = parts.LAYER + "mlp.", "layers/{n}/mlp/experts/"

@@ -1,12 +1,12 @@
 """GPT-J: parallel parts behind one norm, neighbours that turn, no attention bias."""
 
-from dew.converters import readers
-from dew.converters.families import parts
-from dew.converters.family import TIED_HEAD, Family
-from dew.converters.fields import Inert, Only, Quotient, Read, Use
-from dew.converters.rules import FROM_HEADS, HEADS, Prefix, Rule
+from dew.converters.config import transforms as readers
+from dew.converters.config.fields import Inert, Only, Quotient, Read, Use
+from dew.converters.families import shared as parts
+from dew.converters.families.base import TIED_HEAD, Family
+from dew.converters.mapping.rules import FROM_HEADS, HEADS, Prefix, Rule
 from dew.nn.config import MLP
-from dew.nn.layers import ACTIVATIONS
+from dew.nn.linear import ACTIVATIONS
 
 FIELDS = {
     "vocab_size": Use("vocab", 50400),

@@ -1,10 +1,10 @@
 """Granite 3: Llama with a number before every sum."""
 
-from dew.converters.families import parts
-from dew.converters.family import TIED_HEAD, Family
-from dew.converters.fields import Use
-from dew.converters.readers import inverse
-from dew.converters.ropes import RopeFields
+from dew.converters.config.fields import Use
+from dew.converters.config.rope import RopeFields
+from dew.converters.config.transforms import inverse
+from dew.converters.families import shared as parts
+from dew.converters.families.base import TIED_HEAD, Family
 from dew.nn.config import MLP
 
 FIELDS = {

@@ -1,11 +1,11 @@
 """Granite 3 with experts, fused for all of them."""
 
-from dew.converters import readers
-from dew.converters.families import parts
-from dew.converters.family import TIED_HEAD, Family
-from dew.converters.fields import Use
-from dew.converters.ropes import RopeFields
-from dew.converters.rules import Rule
+from dew.converters.config import transforms as readers
+from dew.converters.config.fields import Use
+from dew.converters.config.rope import RopeFields
+from dew.converters.families import shared as parts
+from dew.converters.families.base import TIED_HEAD, Family
+from dew.converters.mapping.rules import Rule
 from dew.nn.config import MLP, MoE
 
 MOE, EXPERTS = parts.LAYER + "block_sparse_moe.", "layers/{n}/mlp/experts/"

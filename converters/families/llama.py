@@ -1,11 +1,11 @@
 """Llama 1, 2, 3.x and every model of its shape (SmolLM2, Yi, TinyLlama …)."""
 
-from dew.converters.family import TIED_HEAD, Family
-from dew.converters.fields import Inert, Quotient, Read, Same, Use
-from dew.converters.ropes import RopeFields
-from dew.converters.rules import FROM_HEADS, HEADS, HEADS_BIAS, Rule
+from dew.converters.config.fields import Inert, Quotient, Read, Same, Use
+from dew.converters.config.rope import RopeFields
+from dew.converters.families.base import TIED_HEAD, Family
+from dew.converters.mapping.rules import FROM_HEADS, HEADS, HEADS_BIAS, Rule
 from dew.nn.config import MLP
-from dew.nn.layers import ACTIVATIONS
+from dew.nn.linear import ACTIVATIONS
 
 FIELDS = {
     "vocab_size": Use("vocab", 32000),

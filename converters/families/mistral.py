@@ -1,10 +1,10 @@
 """Mistral 7B and its like: Llama with one window for all layers."""
 
-from dew.converters.families import parts
-from dew.converters.family import TIED_HEAD, Family
-from dew.converters.fields import Read, Use
-from dew.converters.readers import same_window
-from dew.converters.ropes import RopeFields
+from dew.converters.config.fields import Read, Use
+from dew.converters.config.rope import RopeFields
+from dew.converters.config.transforms import same_window
+from dew.converters.families import shared as parts
+from dew.converters.families.base import TIED_HEAD, Family
 from dew.nn.config import MLP
 
 FIELDS = {

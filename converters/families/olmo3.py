@@ -1,11 +1,11 @@
 """OLMo 3: OLMo 2 with windows, whose layers turn by a rope of their own."""
 
-from dew.converters.families import parts
-from dew.converters.family import TIED_HEAD, Family
-from dew.converters.fields import Read, Use
-from dew.converters.layer_types import LayerTypes
-from dew.converters.readers import windows
-from dew.converters.ropes import RopeFields
+from dew.converters.config.defaults import LayerTypes
+from dew.converters.config.fields import Read, Use
+from dew.converters.config.rope import RopeFields
+from dew.converters.config.transforms import windows
+from dew.converters.families import shared as parts
+from dew.converters.families.base import TIED_HEAD, Family
 from dew.nn.config import MLP
 
 FIELDS = {

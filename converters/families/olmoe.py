@@ -1,9 +1,9 @@
 """OLMoE: a mixture of experts, norms of queries and keys."""
 
-from dew.converters.families import parts
-from dew.converters.family import TIED_HEAD, Family
-from dew.converters.fields import Use
-from dew.converters.ropes import RopeFields
+from dew.converters.config.fields import Use
+from dew.converters.config.rope import RopeFields
+from dew.converters.families import shared as parts
+from dew.converters.families.base import TIED_HEAD, Family
 from dew.nn.config import MLP, MoE
 
 FIELDS = {

@@ -1,11 +1,11 @@
 """OPT: learned positions that skip padding, ReLU; narrow, with normed sums, at 350M."""
 
-from dew.converters import readers
-from dew.converters.family import TIED_HEAD, Family
-from dew.converters.fields import Inert, Only, Quotient, Same, Use
-from dew.converters.rules import FROM_HEADS, HEADS, HEADS_BIAS, Prefix, Rule
+from dew.converters.config import transforms as readers
+from dew.converters.config.fields import Inert, Only, Quotient, Same, Use
+from dew.converters.families.base import TIED_HEAD, Family
+from dew.converters.mapping.rules import FROM_HEADS, HEADS, HEADS_BIAS, Prefix, Rule
 from dew.nn.config import MLP
-from dew.nn.layers import ACTIVATIONS
+from dew.nn.linear import ACTIVATIONS
 
 FIELDS = {
     "vocab_size": Use("vocab", 50272),

@@ -1,10 +1,10 @@
 """Phi 3 and 4: Llama with fused matrices."""
 
-from dew.converters.families import parts
-from dew.converters.family import TIED_HEAD, Family
-from dew.converters.fields import Inert, Read, Use
-from dew.converters.readers import same_window
-from dew.converters.ropes import RopeFields
+from dew.converters.config.fields import Inert, Read, Use
+from dew.converters.config.rope import RopeFields
+from dew.converters.config.transforms import same_window
+from dew.converters.families import shared as parts
+from dew.converters.families.base import TIED_HEAD, Family
 from dew.nn.config import MLP
 
 FIELDS = {

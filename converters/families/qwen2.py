@@ -1,9 +1,9 @@
 """Qwen 2 and 2.5: biases on queries, keys and values; windows in late layers."""
 
-from dew.converters.families import parts
-from dew.converters.family import TIED_HEAD, Family
-from dew.converters.fields import Read, Use
-from dew.converters.ropes import RopeFields
+from dew.converters.config.fields import Read, Use
+from dew.converters.config.rope import RopeFields
+from dew.converters.families import shared as parts
+from dew.converters.families.base import TIED_HEAD, Family
 from dew.nn.config import MLP
 
 FIELDS = {

@@ -1,14 +1,14 @@
 """Qwen 1.5 and 2 with experts, one of them shared behind a gate of its own."""
 
-from dew.converters import readers
-from dew.converters.families import parts
-from dew.converters.family import TIED_HEAD, Family
-from dew.converters.fields import Use
-from dew.converters.layer_types import EarlyWindows
-from dew.converters.ropes import RopeFields
-from dew.converters.rules import Rule
+from dew.converters.config import transforms as readers
+from dew.converters.config.defaults import EarlyWindows
+from dew.converters.config.fields import Use
+from dew.converters.config.rope import RopeFields
+from dew.converters.families import shared as parts
+from dew.converters.families.base import TIED_HEAD, Family
+from dew.converters.mapping.rules import Rule
 from dew.nn.config import MLP, MoE
-from dew.nn.layers import ACTIVATIONS
+from dew.nn.linear import ACTIVATIONS
 
 SHARED = parts.LAYER + "mlp.shared_expert"
 FIELDS = {

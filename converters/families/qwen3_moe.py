@@ -1,12 +1,12 @@
 """Qwen 3 with experts."""
 
-from dew.converters import readers
-from dew.converters.families import parts
-from dew.converters.family import TIED_HEAD, Family
-from dew.converters.fields import Inert, Read, Use
-from dew.converters.ropes import RopeFields
+from dew.converters.config import transforms as readers
+from dew.converters.config.fields import Inert, Read, Use
+from dew.converters.config.rope import RopeFields
+from dew.converters.families import shared as parts
+from dew.converters.families.base import TIED_HEAD, Family
 from dew.nn.config import MLP, MoE
-from dew.nn.layers import ACTIVATIONS
+from dew.nn.linear import ACTIVATIONS
 
 FIELDS = {
     **parts.SIZES,

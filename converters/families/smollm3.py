@@ -1,11 +1,11 @@
 """SmolLM3: Llama whose every fourth layer does not turn."""
 
-from dew.converters.families import parts
-from dew.converters.family import TIED_HEAD, Family
-from dew.converters.fields import Read, Use
-from dew.converters.layer_types import StandingWindows, TurningLayers
-from dew.converters.readers import ropeless, windows
-from dew.converters.ropes import RopeFields
+from dew.converters.config.defaults import StandingWindows, TurningLayers
+from dew.converters.config.fields import Read, Use
+from dew.converters.config.rope import RopeFields
+from dew.converters.config.transforms import ropeless, windows
+from dew.converters.families import shared as parts
+from dew.converters.families.base import TIED_HEAD, Family
 from dew.nn.config import MLP
 
 FIELDS = {

@@ -1,11 +1,11 @@
 """StableLM 2: layer norms, part of each head turns, maybe parallel."""
 
-from dew.converters.families import parts
-from dew.converters.family import TIED_HEAD, Family
-from dew.converters.fields import Inert, Read, Use
-from dew.converters.readers import layer_qk_norm_each
-from dew.converters.ropes import RopeFields
-from dew.converters.rules import Rule
+from dew.converters.config.fields import Inert, Read, Use
+from dew.converters.config.rope import RopeFields
+from dew.converters.config.transforms import layer_qk_norm_each
+from dew.converters.families import shared as parts
+from dew.converters.families.base import TIED_HEAD, Family
+from dew.converters.mapping.rules import Rule
 from dew.nn.config import MLP
 
 Q_NORM, K_NORM = "layers/{n}/attn/q_norm/weight", "layers/{n}/attn/k_norm/weight"

@@ -1,13 +1,13 @@
 """StarCoder 2: layer norms, biases everywhere, no gate."""
 
-from dew.converters.families import parts
-from dew.converters.family import TIED_HEAD, Family
-from dew.converters.fields import Inert, Read, Use
-from dew.converters.readers import same_window
-from dew.converters.ropes import RopeFields
-from dew.converters.rules import Rule
+from dew.converters.config.fields import Inert, Read, Use
+from dew.converters.config.rope import RopeFields
+from dew.converters.config.transforms import same_window
+from dew.converters.families import shared as parts
+from dew.converters.families.base import TIED_HEAD, Family
+from dew.converters.mapping.rules import Rule
 from dew.nn.config import MLP
-from dew.nn.layers import ACTIVATIONS
+from dew.nn.linear import ACTIVATIONS
 
 FIELDS = {
     **parts.SIZES,

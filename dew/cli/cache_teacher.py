@@ -13,14 +13,15 @@ import numpy as np
 import tyro
 from rich.console import Console
 
+from dew.api import Road
 from dew.cli.distill import num_rows
-from dew.cli.models import Precision, eos_of, load_to_train, texts, tokenizer_of
+from dew.cli.load import Precision, eos_of, load_to_train, texts, tokenizer_of
 from dew.cli.report import show
-from dew.converters.address import local_folder
-from dew.converters.folder import read_folder
+from dew.converters.folder.folder import read_folder
+from dew.converters.open_folder import local_folder
 from dew.converters.pretrained import Pretrained
 from dew.data import Batches, evaluation_batches
-from dew.data.captured import Compression, captured_texts, packed_rows
+from dew.data.distillkit import Compression, captured_texts, packed_rows
 from dew.data.teacher_cache import (
     Binding,
     CacheWriter,
@@ -28,9 +29,8 @@ from dew.data.teacher_cache import (
     Policy,
     tokenizer_hash,
 )
-from dew.objectives.language import INPUTS
-from dew.objectives.teachers import scores_of
-from dew.roads import Road
+from dew.objectives.causal_lm import INPUTS
+from dew.objectives.distillation.teachers import scores_of
 
 
 @dataclass(frozen=True, kw_only=True)

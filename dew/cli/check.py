@@ -7,17 +7,17 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
+from dew.api import Road
 from dew.cli.distill import common_vocabulary
-from dew.cli.models import eos_of, load_to_train, num_blocks, texts, tokenizer_of
+from dew.cli.load import eos_of, load_to_train, num_blocks, texts, tokenizer_of
 from dew.cli.report import show
 from dew.cli.terms import chosen
 from dew.converters.pretrained import Pretrained
 from dew.data import evaluation_batches
-from dew.objectives.checks import Row, check_distillation
-from dew.objectives.features import even_layers
-from dew.objectives.language import CausalLM
-from dew.objectives.matching import Matching
-from dew.roads import Road
+from dew.losses.hidden_states import even_layers
+from dew.objectives.causal_lm import CausalLM
+from dew.objectives.distillation.check import Row, check_distillation
+from dew.objectives.distillation.matching import Matching
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,33 +8,33 @@ from typing import Any, Literal
 import jax
 from rich.console import Console
 
-from dew import roads
-from dew.cli.lora import trained_by
-from dew.cli.models import (
+from dew import api as roads
+from dew.cli.load import (
     configured_blocks,
     load_to_train,
     num_blocks,
     tokenizer_of,
     weights_hash,
 )
+from dew.cli.lora_flags import trained_by
 from dew.cli.report import show
+from dew.cli.teacher_time import Watch, seconds_a_token, waited
 from dew.cli.terms import Chosen, chosen
-from dew.cli.training import Training, table
-from dew.cli.watching import Watch, seconds_a_token, waited
+from dew.cli.train import Training, table
 from dew.converters.pretrained import Pretrained
 from dew.data import Batches
-from dew.data.respelled import Respelled
+from dew.data.retokenize import Respelled
 from dew.data.teacher_cache import CachedBatches, TeacherCache, tokenizer_hash
-from dew.objectives.across import AcrossTokenizers
-from dew.objectives.distillation import Distillation
-from dew.objectives.divergences import CrossEntropy
-from dew.objectives.features import LayerPairs, even_layers
-from dew.objectives.language import CausalLM
-from dew.objectives.on_policy import OnPolicy
-from dew.objectives.teachers import FromBatch, InStep, Teacher
-from dew.objectives.uld import ULD
-from dew.objectives.vocabulary import VocabularyMap, align
-from dew.training.ledger import Log
+from dew.losses.divergences import CrossEntropy
+from dew.losses.hidden_states import LayerPairs, even_layers
+from dew.losses.uld import ULD
+from dew.losses.vocabulary import VocabularyMap, align
+from dew.objectives.causal_lm import CausalLM
+from dew.objectives.distillation.cross_tokenizer import AcrossTokenizers
+from dew.objectives.distillation.objective import Distillation
+from dew.objectives.distillation.on_policy import OnPolicy
+from dew.objectives.distillation.teachers import FromBatch, InStep, Teacher
+from dew.training.logs import Log
 from dew.typing import Batch
 
 TeacherRoad = Literal["native", "lowered", "live", "cache"]

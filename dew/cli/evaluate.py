@@ -7,7 +7,8 @@ import jax
 import tyro
 from rich.console import Console
 
-from dew.cli.models import (
+from dew.api import Road
+from dew.cli.load import (
     Precision,
     eos_of,
     load_to_train,
@@ -16,8 +17,7 @@ from dew.cli.models import (
 )
 from dew.cli.report import show
 from dew.data import Packing, evaluation_batches
-from dew.objectives.language import CausalLM, token_metrics
-from dew.roads import Road
+from dew.objectives.causal_lm import CausalLM, token_metrics
 from dew.training.evaluation import Evaluation, run_evaluation
 
 

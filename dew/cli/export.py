@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 import tyro
 from rich.console import Console
 
-from dew import roads
+from dew import api as roads
 from dew.cli.report import show
-from dew.converters.adapters import Adapted
+from dew.converters.lora.adapters import Adapted
 
 
 @dataclass(frozen=True, kw_only=True)

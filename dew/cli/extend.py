@@ -8,8 +8,8 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from dew import roads
-from dew.cli.models import tokenizer_of
+from dew import api as roads
+from dew.cli.load import tokenizer_of
 from dew.cli.report import show
 
 

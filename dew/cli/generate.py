@@ -8,10 +8,10 @@ import jax
 import tyro
 from rich.console import Console
 
-from dew.cli.models import Precision, load_to_train, tokenizer_of
+from dew.api import Road
+from dew.cli.load import Precision, load_to_train, tokenizer_of
 from dew.cli.report import show
-from dew.roads import Road
-from dew.tasks.text import TextGeneration
+from dew.tasks.generation import TextGeneration
 
 
 @dataclass(frozen=True, kw_only=True)

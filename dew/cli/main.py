@@ -12,6 +12,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import tyro
 from rich.console import Console
 
+from dew.api import CertificationError
 from dew.cli.cache_teacher import CacheTeacher
 from dew.cli.check import Check
 from dew.cli.distill import Distill
@@ -22,8 +23,7 @@ from dew.cli.generate import Generate
 from dew.cli.launch import Launch, join_launched
 from dew.cli.pretrain import Pretrain
 from dew.cli.prune import Prune
-from dew.roads import CertificationError
-from dew.training.ledger import TrainingError
+from dew.training.logs import TrainingError
 
 Command: TypeAlias = (
     Annotated[Pretrain, tyro.conf.subcommand("pretrain")]

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import jax
 from rich.console import Console
 
-from dew.cli.lora import trained_by
-from dew.cli.models import load_to_train
+from dew.cli.load import load_to_train
+from dew.cli.lora_flags import trained_by
 from dew.cli.report import show
-from dew.cli.training import Training, table
-from dew.objectives.language import CausalLM
+from dew.cli.train import Training, table
+from dew.objectives.causal_lm import CausalLM
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,10 +8,10 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from dew import roads
+from dew import api as roads
 from dew.cli.report import show
-from dew.converters.pruning import num_layers, prune_layers, spread_layers
-from dew.converters.widths import Widths
+from dew.converters.surgery.prune_layers import num_layers, prune_layers, spread_layers
+from dew.converters.surgery.prune_widths import Widths
 from dew.tree import flatten
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dew.training.ledger import Log
+from dew.training.logs import Log
 from dew.training.progress import Meter, Progress
 from dew.training.trainer import Callback
 

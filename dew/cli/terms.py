@@ -8,7 +8,7 @@ from typing import Any
 
 import optax
 
-from dew.objectives.divergences import (
+from dew.losses.divergences import (
     TVD,
     CrossEntropy,
     ForwardKL,
@@ -18,15 +18,15 @@ from dew.objectives.divergences import (
     SkewKL,
     SoftCrossEntropy,
 )
-from dew.objectives.features import (
+from dew.losses.hidden_states import (
     AttentionMap,
     HiddenCosine,
     HiddenMSE,
     LayerPairs,
     Relation,
 )
-from dew.objectives.terms import Schedule, Term
-from dew.objectives.uld import ULD
+from dew.losses.term import Schedule, Term
+from dew.losses.uld import ULD
 
 TERMS: Mapping[str, Callable[[float], Term]] = {
     "kl": lambda t: ForwardKL(temperature=t),

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from dew.data.packing import Packing
 from dew.data.stream import Batches, Stream
-from dew.data.tokens import Encode
+from dew.data.tokenize import Encode
 
 
 def training_batches(

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from jaxtyping import Int32
 
-from dew.data.tokens import Tokens
+from dew.data.tokenize import Tokens
 
 Packing: TypeAlias = Literal["wrapped", "best_fit", "apart"]
 """How documents become rows.

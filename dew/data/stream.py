@@ -11,9 +11,9 @@ import grain
 import numpy as np
 from jaxtyping import Int32
 
+from dew.data.packed_dataset import PackedRows
 from dew.data.packing import Packing, Row, fill
-from dew.data.rows import PackedRows
-from dew.data.tokens import Encode
+from dew.data.tokenize import Encode
 
 # Documents tokenized in one call.
 _GROUP = 16

@@ -12,8 +12,8 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from dew.nn.config import Attention
-from dew.nn.layers import Linear
-from dew.nn.projections import heads_of, latent_heads_of
+from dew.nn.linear import Linear
+from dew.nn.qkv import heads_of, latent_heads_of
 
 Tables = tuple[Float[Array, "batch seq rot"], Float[Array, "batch seq rot"]]
 """Cosines and sines of every position."""

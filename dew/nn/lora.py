@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Key
 
-from dew.nn.layers import FACTORS, LORA, Linear
+from dew.nn.linear import FACTORS, LORA, Linear
 from dew.source import Drawable
 from dew.tree import flatten, unflatten, wide
 from dew.typing import Path, Variables

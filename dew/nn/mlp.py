@@ -4,7 +4,7 @@ import flax.linen as nn
 from jaxtyping import Array, Float
 
 from dew.nn.config import MLP
-from dew.nn.layers import ACTIVATIONS, Linear
+from dew.nn.linear import ACTIVATIONS, Linear
 
 
 class FeedForward(nn.Module):

@@ -13,7 +13,7 @@ from einops import rearrange
 from jaxtyping import Array, Bool, Float, Int
 
 from dew.nn.config import MoE
-from dew.nn.layers import ACTIVATIONS, Linear
+from dew.nn.linear import ACTIVATIONS, Linear
 from dew.nn.mlp import FeedForward
 from dew.tree import flatten, unflatten
 from dew.typing import Variables

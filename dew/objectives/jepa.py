@@ -9,9 +9,9 @@ import optax
 from jaxtyping import Array
 
 from dew.objectives.base import Aux, EMASpec, InputSpec, Mean, Objective, Step
-from dew.objectives.forward import forward, scored, started
+from dew.objectives.causal_lm import TokenScores
 from dew.objectives.hiding import hide_spans
-from dew.objectives.language import TokenScores
+from dew.objectives.model import forward, scored, started
 from dew.source import Source
 from dew.state import TrainState
 from dew.tasks.scoring import Scoring

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from dew.losses.supervised import Classification, Regression
 from dew.objectives.base import Aux, EMASpec, InputSpec, Mean, Objective, Step
-from dew.objectives.criteria import Classification, Regression
-from dew.objectives.forward import forward, scored, started
+from dew.objectives.model import forward, scored, started
 from dew.source import Source
 from dew.state import TrainState
 from dew.tasks.scoring import Scoring

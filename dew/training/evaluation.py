@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
 from dew.objectives.base import Metric, Objective, Step
-from dew.training.mesh import place_batch
+from dew.training.sharding import place_batch
 from dew.typing import Batch, Variables
 
 PREVIEW = 2**31 - 1

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from dew.training.ledger import TrainingError
-from dew.training.mesh import place_batch
+from dew.training.logs import TrainingError
+from dew.training.sharding import place_batch
 from dew.typing import Batch
 
 

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from dew.objectives.base import Initializer, Mean, Objective, Step
 from dew.state import Replay, TrainState, Window
-from dew.training.statistics import Attempt, evaluate, pooled_gradient, replaced
+from dew.training.accumulation import Attempt, evaluate, pooled_gradient, replaced
 from dew.tree import flatten, select, unflatten, wide
 from dew.typing import Batch, Path, Variables
 

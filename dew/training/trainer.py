@@ -18,15 +18,15 @@ from jaxtyping import Array, Key
 
 from dew.objectives.base import Objective
 from dew.state import TrainState
-from dew.training.cadence import Cadence
 from dew.training.checkpoint import Checkpoints
 from dew.training.evaluation import Evaluation, run_evaluation
 from dew.training.feed import Feed
-from dew.training.ledger import Ledger, Log, TrainingError
-from dew.training.mesh import DECODER_RULES, Rules, shardings_of
+from dew.training.intervals import Cadence
+from dew.training.logs import Ledger, Log, TrainingError
 from dew.training.optimizers import Optimizer
+from dew.training.sharding import DECODER_RULES, Rules, shardings_of
 from dew.training.step import TrainStep
-from dew.training.tracking import Several, Tracker, several
+from dew.training.trackers import Several, Tracker, several
 from dew.typing import Batch
 
 

@@ -1,0 +1,1 @@
+"""An export reloaded in transformers and compared."""

@@ -1,0 +1,1 @@
+"""Folders of any architecture, loaded by the lowered road."""

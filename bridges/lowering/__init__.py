@@ -1,0 +1,1 @@
+"""Torch modules as JAX functions, through torch.export."""

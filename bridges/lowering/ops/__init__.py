@@ -1,0 +1,41 @@
+"""ATen in JAX: one pure function an overload, keyed by the name torch writes it with.
+
+`str(torch.ops.aten.add.Tensor)` is `"aten.add.Tensor"`. Names and not the overloads
+themselves: a torch that lacks one of them still imports this table.
+"""
+
+from dew.bridges.lowering.ops import (
+    conv,
+    create,
+    fft,
+    index,
+    matmul,
+    norm,
+    pointwise,
+    random,
+    reduce,
+    resize,
+    shape,
+    sizes,
+)
+from dew.bridges.lowering.ops.aliases import aliased
+from dew.bridges.lowering.ops.op import Op as Op
+from dew.bridges.lowering.ops.op import torch_arithmetic as torch_arithmetic
+from dew.bridges.lowering.ops.random import draws as draws
+
+_NAMED: dict[str, Op] = {
+    **pointwise.OPS,
+    **shape.OPS,
+    **create.OPS,
+    **reduce.OPS,
+    **matmul.OPS,
+    **index.OPS,
+    **norm.OPS,
+    **conv.OPS,
+    **resize.OPS,
+    **fft.OPS,
+    **random.OPS,
+    **sizes.OPS,
+}
+TABLE: dict[str, Op] = {**aliased(_NAMED), **_NAMED}
+"""Every op that lowers, less those a program adds with `dew.bridges.implements`."""

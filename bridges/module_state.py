@@ -1,0 +1,61 @@
+"""Weights between a live torch module and variables, with no file between."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from dew.bridges.dlpack import to_jax, to_torch
+from dew.bridges.lowering.torch_export import aliases
+from dew.bridges.names import dotted, nested, recomputed, untrained
+from dew.typing import Variables
+
+
+def variables_of(module: torch.nn.Module, *, copy: bool = True) -> dict[str, Any]:
+    """Returns a module's state dict as variables: `params/…` and `buffers/…`.
+
+    Tied weights are one leaf, under the first of their names. Without `copy` the arrays
+    share the module's memory, as `dew.bridges.dlpack` has it.
+    """
+    held = dict(module.named_parameters()) | dict(module.named_buffers())
+    left_out = recomputed(module)
+    names = [n for n in dict.fromkeys(aliases(module).values()) if n not in left_out]
+    leaves = to_jax({name: held[name] for name in names}, copy=copy)
+    return nested(leaves, untrained(module))
+
+
+def state_dict_of(
+    variables: Variables, *, copy: bool = False
+) -> dict[str, torch.Tensor]:
+    """Returns variables under torch's names; shared memory unless `copy`."""
+    return to_torch(dotted(variables), copy=copy)
+
+
+def fill_module(module: torch.nn.Module, variables: Variables) -> None:
+    """Copies variables into the weights of a live module, tied ones once.
+
+    The module keeps its own dtypes and devices; buffers that torch recomputes stay.
+
+    Raises:
+        ValueError: names or shapes differ; all of them are named, and nothing is
+            copied.
+    """
+    given = dotted(variables)
+    held = dict(module.named_parameters()) | dict(module.named_buffers())
+    left_out = recomputed(module)
+    wanted = {n for n in aliases(module).values() if n not in left_out}
+    faults = [f"missing: {name}" for name in sorted(wanted - set(given))]
+    faults += [f"unexpected: {name}" for name in sorted(set(given) - wanted)]
+    faults += [
+        f"{name} is {list(np.shape(given[name]))}, the module's is "
+        f"{list(held[name].shape)}"
+        for name in sorted(wanted & set(given))
+        if np.shape(given[name]) != tuple(held[name].shape)
+    ]
+    if faults:
+        raise ValueError(
+            f"the variables do not fit {type(module).__name__}: {'; '.join(faults)}"
+        )
+    with torch.no_grad():
+        for name, tensor in state_dict_of(variables).items():
+            held[name].copy_(tensor)

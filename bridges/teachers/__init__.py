@@ -1,0 +1,1 @@
+"""Torch models that score batches beside the training step."""

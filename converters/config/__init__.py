@@ -1,0 +1,1 @@
+"""From config.json to the configuration of a native model, and back."""

@@ -1,0 +1,147 @@
+"""Fields, heads and rules that encoder families share."""
+
+from typing import Any
+
+from dew.converters.config.fields import Field, Inert, Only, Quotient, Read, Same, Use
+from dew.converters.config.heads import NumLabels
+from dew.converters.families.base import Copy
+from dew.converters.mapping.rules import FROM_HEADS, HEADS, HEADS_BIAS, Prefix, Rule
+from dew.nn.linear import ACTIVATIONS
+
+SIZES: dict[str, Field] = {
+    "vocab_size": Use("vocab", 30522),
+    "hidden_size": Use("embed", 768),
+    "num_hidden_layers": Use("layers", 12),
+    "num_attention_heads": Use(("attention.heads", "attention.kv_heads"), 12),
+    "head_dim": Use(
+        "attention.head_dim", Quotient("hidden_size", "num_attention_heads")
+    ),
+    "intermediate_size": Use("mlp.dim", 3072),
+    "hidden_act": Use("mlp.activation", "gelu", among=ACTIVATIONS),
+    "max_position_embeddings": Use("embedding.positions", 512),
+    "type_vocab_size": Use("types", 2),
+    "layer_norm_eps": Use(("norm.eps", "embedding.norm.eps"), 1e-12),
+    "initializer_range": Use("init_std", 0.02),
+    "attention_probs_dropout_prob": Use("attention.dropout", 0.1),
+    "position_embedding_type": Only("absolute"),
+    "is_decoder": Only(False),
+}
+"""What BERT and those after it state."""
+
+LABELS: dict[str, Field] = {
+    "id2label": Read(),
+    "num_labels": Read(2, nullable=True),
+    "tie_word_embeddings": Read(True),
+    # Dropouts of training that change no logit.
+    "hidden_dropout_prob": Inert(0.1),
+    "classifier_dropout": Inert(),
+    # How memory is saved.
+    "gradient_checkpointing": Inert(False),
+}
+"""What heads read, and what changes nothing."""
+
+POST_NORM: dict[str, Any] = {
+    "norm.kind": "layer",
+    "norm.bias": True,
+    "embedding.norm.kind": "layer",
+    "embedding.norm.bias": True,
+    "residual.norms": "sum",
+    "attention.qkv_bias": True,
+    "attention.out_bias": True,
+    "mlp.bias": True,
+    "mlp.gated": False,
+}
+"""Blocks of BERT's kind."""
+
+MASKED: dict[str, Any] = {
+    "readout.dense.normed": True,
+    "readout.head.bias": True,
+    "readout.head.tied": Same("tie_word_embeddings"),
+}
+"""A masked language model: dense, norm, and the table with a bias."""
+
+POOLER: dict[str, Any] = {"readout.pool": "first", "readout.dense.activation": "tanh"}
+"""The first position's state through a dense layer."""
+
+TEXT_LABELS: dict[str, Any] = {"readout.pool": "first", "readout.labels": NumLabels()}
+TOKEN_LABELS: dict[str, Any] = {"readout.labels": NumLabels()}
+
+
+def spellings(prefix: str) -> tuple[Prefix, ...]:
+    """With the prefix and without, and with the norms' old names."""
+    # Tensorflow's, which transformers still reads.
+    norm = "LayerNorm."
+    old = ((norm + "weight", norm + "gamma"), (norm + "bias", norm + "beta"))
+    return (
+        Prefix(body=prefix),
+        Prefix(body=""),
+        Prefix(body=prefix, names=old),
+        Prefix(body="", names=old),
+    )
+
+
+def tied(weight: str, *classes: str, bias: str | None = None) -> tuple[Copy, ...]:
+    """The table that repeats the embedding, and a bias that repeats another."""
+    flag = "tie_word_embeddings"
+    pairs = [(weight, "embed/weight")]
+    if bias is not None:
+        pairs.append((bias, "head/vocab_tied/bias"))
+    return tuple(
+        Copy(source=source, target=target, flag=flag, classes=classes)
+        for source, target in pairs
+    )
+
+
+def both(source: str, target: str) -> tuple[Rule, ...]:
+    """The rules of a weight and a bias."""
+    return tuple(Rule(f"{source}.{k}", f"{target}/{k}") for k in ("weight", "bias"))
+
+
+def heads(source: str, target: str) -> tuple[Rule, ...]:
+    """The rules of a linear map to the heads."""
+    return (
+        Rule(f"{source}.weight", f"{target}/weight", HEADS),
+        Rule(f"{source}.bias", f"{target}/bias", HEADS_BIAS),
+    )
+
+
+def from_heads(source: str, target: str) -> tuple[Rule, ...]:
+    """The rules of a linear map from the heads."""
+    return (
+        Rule(f"{source}.weight", f"{target}/weight", FROM_HEADS),
+        Rule(f"{source}.bias", f"{target}/bias"),
+    )
+
+
+def embeddings(prefix: str) -> tuple[Rule, ...]:
+    """The rules of BERT's embeddings."""
+    at = f"{prefix}embeddings."
+    return (
+        Rule(at + "word_embeddings.weight", "embed/weight"),
+        Rule(at + "position_embeddings.weight", "positions/weight"),
+        Rule(at + "token_type_embeddings.weight", "types/weight"),
+        *both(at + "LayerNorm", "embed_norm"),
+    )
+
+
+def one_bias(source: str) -> tuple[Rule, ...]:
+    """The rules of a head whose bias is the same tensor, be its table tied or not."""
+    return (
+        Rule(f"{source}.bias", "head/vocab_tied/bias"),
+        *both(source, "head/vocab_own"),
+    )
+
+
+def blocks(prefix: str) -> tuple[Rule, ...]:
+    """The rules of BERT's blocks."""
+    at, to = f"{prefix}encoder.layer.{{n}}.", "layers/{n}/"
+    return (
+        *heads(at + "attention.self.query", to + "attn/q"),
+        *heads(at + "attention.self.key", to + "attn/k"),
+        *heads(at + "attention.self.value", to + "attn/v"),
+        *from_heads(at + "attention.output.dense", to + "attn/o"),
+        *both(at + "attention.output.LayerNorm", to + "attn_norm"),
+        *both(at + "intermediate.dense", to + "mlp/up"),
+        *both(at + "output.dense", to + "mlp/down"),
+        *both(at + "output.LayerNorm", to + "mlp_norm"),
+    )

@@ -1,0 +1,1 @@
+"""Files of a Hugging Face folder on disk: reading, writing, fetching."""

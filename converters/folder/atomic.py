@@ -1,0 +1,61 @@
+"""Folders that appear complete or not at all."""
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dew.converters.folder.folder import CERTIFICATE, CONFIG
+
+
+@contextmanager
+def staged(folder: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """Gives a hidden sibling to write into, which takes `folder`'s name at the end.
+
+    If anything fails on the way the sibling is removed and `folder` is as it was.
+
+    Raises:
+        ValueError: `folder` exists, is neither empty nor an earlier certified export,
+            and `overwrite` is false.
+    """
+    _refuse_taken(folder, overwrite)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    mark = secrets.token_hex(4)
+    partial = folder.parent / f".{folder.name}.partial-{mark}"
+    partial.mkdir(mode=0o755)
+    try:
+        yield partial
+        _put_in_place(partial, folder, folder.parent / f".{folder.name}.old-{mark}")
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _put_in_place(partial: Path, folder: Path, old: Path) -> None:
+    if folder.exists():
+        folder.rename(old)
+    try:
+        partial.rename(folder)
+    except OSError:
+        if old.exists():
+            old.rename(folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _refuse_taken(folder: Path, overwrite: bool) -> None:
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise ValueError(
+            f"{folder} is not a folder; choose another name for the export"
+        )
+    if overwrite or not folder.exists():
+        return
+    held = sorted(os.listdir(folder))
+    is_export = CERTIFICATE in held and CONFIG in held
+    if held and not is_export:
+        raise ValueError(
+            f"{folder} exists and is no earlier certified export: it holds "
+            f"{', '.join(held[:5])}. Choose another folder, or pass overwrite=True"
+        )

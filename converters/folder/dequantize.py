@@ -1,0 +1,176 @@
+"""Quantised folders as plain ones, where it is asked for: numpy, one tensor at a time.
+
+What can be said exactly is read: a number of 8 or 4 bits times a scale. Products are
+float32 and rounded once, to the dtype of the config. Methods that need their own code
+(GPTQ, AWQ, bitsandbytes) are refused by name.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dew.converters.folder.cache import made_from
+from dew.converters.folder.dtypes import cast
+from dew.converters.folder.folder import CONFIG, side_files
+from dew.converters.folder.safetensors import DTYPES, Spec, write_file
+from dew.converters.folder.weights import INDEX, Weights, read_weights
+
+METHODS = ("fp8", "compressed-tensors", "mxfp4")
+"""What quantization_config may say; `compressed-tensors` in float8 alone."""
+
+_FLOAT4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+_FLOAT4 = np.concatenate([_FLOAT4, -_FLOAT4])
+_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+_ACTIVATIONS = ("input_scale", "output_scale", "activation_scale", "k_scale", "v_scale")
+"""Ends of names of scales that say nothing of weights."""
+
+
+def dequantised(folder: Path) -> Path:
+    """Returns the folder with plain weights, from the cache; itself where it has them.
+
+    Raises:
+        ValueError: its method is none of `METHODS`, or a packed tensor has no scale.
+    """
+    file = folder / CONFIG
+    config = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    quantisation = config.get("quantization_config") or {}
+    weights = read_weights(folder) if quantisation else None
+    if weights is None:
+        return folder
+    method = quantisation.get("quant_method")
+    if method not in METHODS:
+        raise ValueError(
+            f"{folder} is quantised with {method!r}, and only {', '.join(METHODS)} can "
+            "be dequantised here; load it in transformers, dequantise and save that"
+        )
+    plain = {name: x for name, x in config.items() if name != "quantization_config"}
+    stated = str(plain.get("dtype", plain.get("torch_dtype", "bfloat16")))
+    plan = _plan(weights, DTYPES[_DTYPES.get(stated, "BF16")], quantisation)
+
+    def make(partial: Path) -> None:
+        _write(partial, weights, plan)
+        for name in side_files(folder):
+            (partial / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(folder / name, partial / name)
+        text = json.dumps(plain, indent=2, ensure_ascii=False) + "\n"
+        (partial / CONFIG).write_text(text, encoding="utf-8")
+
+    files = [folder / name for name in weights.files]
+    return made_from([file, *files], "dequantised", make)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plain:
+    """A tensor to be written, and where it lies in the quantised folder's files."""
+
+    spec: Spec
+    file: str
+    values: Callable[[], np.ndarray]
+
+
+def _plan(
+    weights: Weights, dtype: np.dtype, quantisation: Mapping[str, Any]
+) -> dict[str, _Plain]:
+    """Says what becomes of every stored tensor; scales become nothing of their own."""
+    faults = list(weights.faults)
+    plan: dict[str, _Plain] = {}
+    taken: set[str] = set()
+    for name, entry in weights.entries.items():
+        stem = name.removesuffix("_blocks")
+        if name.endswith("_blocks") and f"{stem}_scales" in weights.entries:
+            experts, rows, groups, half = entry.shape
+            shape = (experts, groups * half * 2, rows)
+            named, scale, widen = stem, f"{stem}_scales", _float4
+        elif entry.dtype.startswith("F8"):
+            ends = ("_scale_inv", "_scale")
+            found = [name + end for end in ends if name + end in weights.entries]
+            if not found:
+                faults.append(f"{name} is {entry.dtype} and has no {name}_scale_inv")
+                continue
+            block = quantisation.get("weight_block_size")
+            named, scale, shape = name, found[0], entry.shape
+            widen = _scaled_by(block)
+        else:
+            continue
+        taken |= {name, scale}
+        plan[named] = _Plain(
+            spec=Spec(name=named, dtype=dtype, shape=shape),
+            file=entry.file.name,
+            values=_reader(weights, name, scale, widen, dtype),
+        )
+    if faults:
+        raise ValueError("cannot be dequantised: " + "; ".join(faults[:8]))
+    for name, entry in weights.entries.items():
+        if name not in taken and not name.endswith(_ACTIVATIONS):
+            spec = Spec(name=name, dtype=weights.dtype(name), shape=entry.shape)
+            kept = _Plain(
+                spec=spec,
+                file=entry.file.name,
+                values=lambda name=name: weights.view(name),
+            )
+            plan[name] = kept
+    return plan
+
+
+Widen = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""From packed numbers and their scales to float32."""
+
+
+def _reader(
+    weights: Weights, name: str, scale: str, widen: Widen, dtype: np.dtype
+) -> Callable[[], np.ndarray]:
+    def read() -> np.ndarray:
+        wide = widen(weights.view(name), weights.view(scale))
+        weights.release(name)
+        return cast(wide, dtype)
+
+    return read
+
+
+def _scaled_by(block: list[int] | None) -> Widen:
+    def widen(packed: np.ndarray, scales: np.ndarray) -> np.ndarray:
+        scales = scales.astype(np.float32)
+        if block is not None and scales.ndim == packed.ndim >= 2:
+            for axis, size in zip((-2, -1), block, strict=True):
+                count = packed.shape[axis]
+                scales = np.repeat(scales, size, axis=axis)
+                scales = scales.take(range(count), axis=axis)
+        elif scales.ndim == 1 and scales.size > 1:
+            scales = scales.reshape(-1, *[1] * (packed.ndim - 1))
+        wide = packed.astype(np.float32)
+        wide *= scales
+        return wide
+
+    return widen
+
+
+def _float4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Two numbers a byte, the low one first; 32 share a power of two."""
+    experts, rows, groups, half = blocks.shape
+    wide = np.empty((experts, rows, groups, half, 2), np.float32)
+    wide[..., 0] = _FLOAT4[blocks & 0x0F]
+    wide[..., 1] = _FLOAT4[blocks >> 4]
+    wide = np.ldexp(wide, scales.astype(np.int32)[..., None, None] - 127)
+    # gpt-oss stores the plain ones with inputs first.
+    return wide.reshape(experts, rows, -1).swapaxes(1, 2)
+
+
+def _write(folder: Path, weights: Weights, plan: Mapping[str, _Plain]) -> None:
+    for file in weights.files:
+        specs = [plain.spec for plain in plan.values() if plain.file == file]
+        write_file(
+            folder / file,
+            specs,
+            lambda name: plan[name].values(),
+            metadata={"format": "pt"},
+            written=lambda name: None,
+        )
+    if weights.index is not None:
+        placed = {name: plain.file for name, plain in plan.items()}
+        text = json.dumps({"metadata": {}, "weight_map": placed}, indent=2)
+        (folder / INDEX).write_text(text + "\n", encoding="utf-8")

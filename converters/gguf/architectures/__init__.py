@@ -1,0 +1,1 @@
+"""Tables of tensor names and metadata, one row a GGUF architecture."""

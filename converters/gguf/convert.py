@@ -1,0 +1,234 @@
+"""Hugging Face folders from GGUF files: the one place that reads GGUF.
+
+The `gguf` package parses the file and dequantises; the tables in
+`dew.converters.gguf.architectures` say where each tensor and each piece of metadata
+goes. Whatever no table accounts for is refused by name, since llama.cpp would have
+used it.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+
+from dew.converters.folder.atomic import staged
+from dew.converters.folder.safetensors import Spec, write_file
+from dew.converters.folder.weights import SINGLE
+from dew.converters.gguf.config import (
+    Source,
+    architecture,
+    at_block,
+    config_from_metadata,
+    floats,
+    is_there,
+    names_at,
+)
+from dew.converters.gguf.rows import Arch, Fuse, Heads, Row
+from dew.converters.gguf.tokenizer import tokenizer_files
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader, ReaderTensor
+
+DTYPES: Mapping[str, Any] = {
+    "float32": np.float32,
+    "bfloat16": ml_dtypes.bfloat16,
+    "float16": np.float16,
+}
+
+
+def folder_from_gguf(
+    path: str | Path, out: str | Path, *, dtype: str = "float32"
+) -> Path:
+    """Writes the model in a .gguf file as a folder that transformers loads.
+
+    Weights are dequantised one tensor at a time and stored in `dtype`. The folder
+    appears under its name only when complete.
+
+    Raises:
+        ValueError: the file is no GGUF, holds an architecture, a tokenizer, metadata or
+            tensors that no table here accounts for, or `out` is taken.
+    """
+    out = Path(out).absolute()
+    with staged(out) as partial:
+        write_model(path, partial, dtype=dtype)
+    return out
+
+
+def write_model(path: str | Path, folder: Path, *, dtype: str = "float32") -> None:
+    """Writes what `folder_from_gguf` does into a folder that is there and empty."""
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    source = Source(_reader(Path(path)))
+    arch = architecture(source)
+    config = config_from_metadata(source, arch)
+    slots = _slots(source, arch, config)
+    source.check_all_read()
+    _write_weights(folder / SINGLE, slots, np.dtype(DTYPES[dtype]))
+    for name, content in _side_files(source, config, dtype).items():
+        (folder / name).write_text(content, encoding="utf-8")
+
+
+def _reader(path: Path) -> "GGUFReader":
+    try:
+        import gguf
+    except ModuleNotFoundError as missing:
+        raise ModuleNotFoundError(
+            "reading GGUF needs the gguf package: pip install 'dew-bridge[gguf]'"
+        ) from missing
+    with path.open("rb") as file:
+        magic = file.read(4)
+    if magic != b"GGUF":
+        raise ValueError(f"{path} is no GGUF file: it starts with {magic!r}")
+    try:
+        return gguf.GGUFReader(path)
+    except (ValueError, IndexError, KeyError) as fault:
+        raise ValueError(
+            f"{path} cannot be read as GGUF, perhaps it was cut short: {fault}"
+        ) from fault
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A GGUF tensor's part in a tensor to be stored.
+
+    `index` picks one of the stacked experts, which alone is then dequantised.
+    """
+
+    tensor: "ReaderTensor"
+    row: Row
+    heads: Heads
+    index: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape in transformers' layout."""
+        shape = [int(size) for size in reversed(self.tensor.shape)]
+        # A stand-in of one byte: its shape is all that is wanted.
+        stand_in = np.broadcast_to(np.int8(0), shape[self.index is not None :])
+        return self.row.layout(stand_in, self.heads).shape
+
+    def load(self) -> np.ndarray:
+        """Returns the dequantised weights in transformers' layout."""
+        data = self.tensor.data if self.index is None else self.tensor.data[self.index]
+        return self.row.layout(floats(self.tensor, data), self.heads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slot:
+    """One tensor to be stored, and where its values come from."""
+
+    parts: tuple[Part, ...]
+
+    @property
+    def _fuse(self) -> Fuse:
+        return self.parts[0].row.fuse or Fuse(axis=0)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole."""
+        return self._fuse.shape([part.shape for part in self.parts])
+
+    def load(self) -> np.ndarray:
+        """Returns the weights of all parts together."""
+        loaded = [part.load() for part in self.parts]
+        return loaded[0] if len(loaded) == 1 else self._fuse.join(loaded)
+
+
+def _slots(source: Source, arch: Arch, config: Mapping[str, Any]) -> dict[str, Slot]:
+    """Matches tensors and rows, or names every tensor that has no partner."""
+    heads = source.get("attention.head_count")
+    counts = Heads(heads, source.get("attention.head_count_kv", heads))
+    places = _places(arch, config, source.get("block_count"))
+    weights = {tensor.name: tensor for tensor in source.weights()}
+    faults = [f"{name} is missing" for name in places if name not in weights]
+    faults += [f"{name} is unknown" for name in weights if name not in places]
+    if faults:
+        raise ValueError(f"tensors of {source.name}: " + ", ".join(faults))
+    parts: dict[str, tuple[Part, ...]] = {}
+    for name, (row, to) in places.items():
+        for stored, part in _parts(weights[name], row, to, counts).items():
+            parts[stored] = (*parts.get(stored, ()), part)
+    return {stored: Slot(parts=found) for stored, found in parts.items()}
+
+
+def _places(
+    arch: Arch, config: Mapping[str, Any], blocks: int
+) -> dict[str, tuple[Row, str]]:
+    """The row of every GGUF tensor, and the name it is stored under."""
+    return {
+        name: (row, at_block(row.to, index) + stored)
+        for stem, row in arch.rows.items()
+        for suffix, stored, flag in (
+            (".weight", row.suffixes[0], row.weight),
+            (".bias", row.suffixes[1], row.bias),
+        )
+        if is_there(flag, config)
+        for index, name in enumerate(names_at(stem + suffix, blocks))
+        if row.at(index, config)
+    }
+
+
+def _parts(tensor: "ReaderTensor", row: Row, to: str, heads: Heads) -> dict[str, Part]:
+    indices = range(int(tensor.shape[-1])) if "{e}" in to else [None]
+    return {
+        to.replace("{e}", str(index)): Part(
+            tensor=tensor, row=row, heads=heads, index=index
+        )
+        for index in indices
+    }
+
+
+def _write_weights(file: Path, slots: Mapping[str, Slot], dtype: np.dtype) -> None:
+    specs = [
+        Spec(name=name, dtype=dtype, shape=slot.shape) for name, slot in slots.items()
+    ]
+    write_file(
+        file,
+        specs,
+        values=lambda name: _cast(name, slots[name].load(), dtype),
+        metadata={"format": "pt"},
+        written=lambda name: None,
+    )
+
+
+def _cast(name: str, weights: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        cast = weights.astype(dtype)
+    if dtype == np.float16 and np.isinf(cast).any() and np.isfinite(weights).all():
+        raise ValueError(
+            f"{name} reaches {np.abs(weights).max():.6g}, beyond float16's 65504; "
+            "store bfloat16 or float32"
+        )
+    return cast
+
+
+def _side_files(
+    source: Source, config: Mapping[str, Any], dtype: str
+) -> dict[str, str]:
+    length = source.get("context_length")
+    ids = {
+        key: value
+        for key, value in config.items()
+        if key.endswith("_token_id") and value is not None
+    }
+    # A chat model ends its turn with another token than its text.
+    ends = [
+        source.metadata.get(f"tokenizer.ggml.{name}_token_id")
+        for name in ("eos", "eot", "eom")
+    ]
+    ends = list(dict.fromkeys(end for end in ends if end is not None))
+    if len(ends) > 1:
+        ids["eos_token_id"] = ends
+    return {
+        "config.json": _json({**config, "torch_dtype": dtype}),
+        "generation_config.json": _json({"_from_model_config": True, **ids}),
+        **tokenizer_files(source.metadata, length=length),
+    }
+
+
+def _json(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"

@@ -1,0 +1,1 @@
+"""LoRA adapters: attached to a model, read and written as PEFT's folders."""

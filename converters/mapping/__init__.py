@@ -1,0 +1,1 @@
+"""Stored tensors to variables and back, by one rule a tensor."""

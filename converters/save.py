@@ -1,0 +1,318 @@
+"""From variables back to a folder that transformers loads.
+
+What training did not change keeps its bytes: tensors, side files and sharding. Tensors
+stream one at a time; config.json comes last, so that a folder cut short is no model.
+"""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+
+from dew.converters.errors import brief
+from dew.converters.folder.atomic import staged
+from dew.converters.folder.dtypes import checked_cast
+from dew.converters.folder.folder import CONFIG
+from dew.converters.folder.safetensors import Spec, write_file
+from dew.converters.folder.weights import FLOATS, INDEX, SINGLE
+from dew.converters.mapping.table import Piece, shown
+from dew.converters.model_card import model_card
+from dew.converters.pretrained import Pretrained
+from dew.tree import flatten, thaw
+from dew.typing import Variables
+
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+def export(
+    source: Pretrained,
+    folder: str | os.PathLike[str],
+    variables: Variables | None = None,
+    *,
+    dtype: Any = None,
+    max_shard_size: int | str | None = None,
+    overwrite: bool = False,
+    check: Callable[[Path], None] | None = None,
+) -> Path:
+    """Writes a model as a Hugging Face folder; no torch takes part.
+
+    Under several processes all of them call it: sharded variables are gathered one
+    tensor at a time, and the first process writes.
+
+    Args:
+        source: where the config, the side files and the layout come from.
+        folder: where to; it appears when it is complete.
+        variables: trained ones; None writes the source's own.
+        dtype: of all floating tensors; None keeps what each was stored in.
+        max_shard_size: bytes, or "5GB"; None keeps the source's sharding.
+        overwrite: whether a folder that stands there may go.
+        check: looks at the finished folder before it takes its name, and raises to
+            prevent that.
+
+    Raises:
+        ValueError: the variables are not the source's in number and shape, a value does
+            not fit the stored dtype, or the folder is taken.
+    """
+    export = Export(
+        source=source,
+        variables=source.variables if variables is None else variables,
+        dtype=None if dtype is None else np.dtype(dtype),
+    )
+    export.check_variables()
+    shards = export.shards(_bytes_of(max_shard_size))
+    target = Path(folder).expanduser().absolute()
+    if jax.process_index():
+        for names in shards.values():
+            for name in names:
+                export.values(name)
+        multihost_utils.sync_global_devices("dew.export")
+        return target
+    with staged(target, overwrite=overwrite) as partial:
+        export.write_weights(partial, shards)
+        export.write_side_files(partial)
+        if check is not None:
+            check(partial)
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices("dew.export")
+    return target
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """One export: whose tensors, with which values, in which dtype."""
+
+    source: Pretrained
+    variables: Variables
+    dtype: np.dtype | None = None
+
+    @cached_property
+    def _leaves(self) -> dict[Any, Any]:
+        return flatten(thaw(self.variables))
+
+    @cached_property
+    def _original(self) -> dict[Any, Any]:
+        return flatten(self.source.variables)
+
+    @cached_property
+    def specs(self) -> dict[str, Spec]:
+        """What is written of every tensor, in the order of the source's files."""
+        weights, ties = self.source.folder.weights, self.source.ties
+        shapes = {n: s for n, s in weights.shapes().items() if n not in ties.dropped}
+        origins = {name: name for name in shapes} | dict(ties.borrowed)
+        return {
+            name: Spec(
+                name=name,
+                dtype=self._dtype(origin),
+                shape=weights.entries[origin].shape,
+            )
+            for name, origin in origins.items()
+        }
+
+    def _dtype(self, name: str) -> np.dtype:
+        """The dtype a tensor is written in; buffers nobody trains keep theirs."""
+        weights = self.source.folder.weights
+        is_weight = weights.entries[name].dtype in FLOATS
+        is_known = name in self.source.table.sources
+        return (
+            self.dtype
+            if self.dtype is not None and is_weight and is_known
+            else weights.dtype(name)
+        )
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether any variable is another than the source's."""
+        return any(
+            leaf is not self._original.get(path) for path, leaf in self._leaves.items()
+        )
+
+    @property
+    def keeps_bytes(self) -> bool:
+        """Whether the tensors have the source's names and dtypes."""
+        weights = self.source.folder.weights
+        kept = {name: weights.dtype(name) for name in weights.entries}
+        return kept == {name: spec.dtype for name, spec in self.specs.items()}
+
+    def check_variables(self) -> None:
+        """Raises unless the variables are the source's, in number and in shape."""
+        wanted = self.source.table.variables
+        lost = [shown(path) for path in wanted if path not in self._leaves]
+        extra = [shown(path) for path in self._leaves if path not in wanted]
+        other = [
+            f"{shown(path)} is {list(np.shape(leaf))}, the source's is "
+            f"{list(wanted[path])}"
+            for path, leaf in self._leaves.items()
+            if path in wanted and np.shape(leaf) != wanted[path]
+        ]
+        faults = [f"missing: {line}" for line in brief(lost)]
+        faults += [f"unexpected: {line}" for line in brief(extra)] + other
+        if faults:
+            raise ValueError(
+                f"the variables are not those of {self.source.address}: "
+                f"{'; '.join(faults)}"
+            )
+
+    def values(self, name: str) -> np.ndarray:
+        """Returns one tensor as it is written."""
+        weights = self.source.folder.weights
+        pieces = self.source.table.sources.get(name, ())
+        changed = any(
+            self._leaves[p.target] is not self._original.get(p.target) for p in pieces
+        )
+        if changed:
+            stored = self.source.table.write(name, self._piece)
+        else:
+            stored = weights.view(self.source.ties.borrowed.get(name, name))
+        return checked_cast(name, stored, self.specs[name].dtype)
+
+    def _piece(self, piece: Piece) -> np.ndarray:
+        leaf = self._leaves[piece.target]
+        if piece.entry is None:
+            return on_host(leaf)
+        return _entry_on_host(leaf, piece.axis, piece.entry)
+
+    def shards(self, limit: int | None) -> dict[str, list[str]]:
+        """Names the tensors of each file: the source's files, or filled to `limit`."""
+        if limit is not None:
+            return _filled(self.specs, limit)
+        files = self.source.folder.weights.files
+        home = {name: file for file, names in files.items() for name in names}
+        home |= {new: home[old] for new, old in self.source.ties.borrowed.items()}
+        return {
+            file: [name for name in self.specs if home[name] == file] for file in files
+        }
+
+    def write_weights(self, folder: Path, shards: Mapping[str, Sequence[str]]) -> None:
+        """Writes the weight files and, unless there is only the one, their index."""
+        weights = self.source.folder.weights
+        for file, names in shards.items():
+            metadata = {**weights.metadata.get(file, {}), "format": "pt"}
+            specs = [self.specs[name] for name in names]
+            write_file(
+                folder / file, specs, self.values, metadata, written=self._release
+            )
+        if list(shards) == [SINGLE]:
+            return
+        index = weights.index
+        if index is None or list(shards) != list(weights.files) or not self.keeps_bytes:
+            index = self._index(shards)
+        _write(folder / INDEX, index)
+
+    def _release(self, name: str) -> None:
+        """Lets go of the file behind a tensor that has been written."""
+        weights = self.source.folder.weights
+        if name in weights.entries:
+            weights.release(name)
+
+    def _index(self, shards: Mapping[str, Sequence[str]]) -> bytes:
+        placed = {name: file for file, names in shards.items() for name in names}
+        specs = self.specs.values()
+        metadata = {
+            "total_parameters": sum(int(np.prod(spec.shape)) for spec in specs),
+            "total_size": sum(spec.size_bytes for spec in specs),
+        }
+        index = {"metadata": metadata, "weight_map": dict(sorted(placed.items()))}
+        return (json.dumps(index, indent=2) + "\n").encode()
+
+    def write_side_files(self, folder: Path) -> None:
+        """Copies the side files, and writes what changed of the config and the card."""
+        source = self.source.folder
+        for name in source.side_files:
+            if name != CONFIG:
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source.path / name, folder / name)
+                os.chmod(folder / name, 0o644)
+        if self.is_trained:
+            _write(folder / "README.md", model_card(self.source, self.specs).encode())
+        _write(folder / CONFIG, self._config())
+
+    def _config(self) -> bytes:
+        text = (self.source.folder.path / CONFIG).read_bytes()
+        edits = dict(self.source.ties.edits)
+        if self.dtype is not None:
+            known = self.source.folder.config
+            named = [name for name in ("dtype", "torch_dtype") if name in known]
+            edits |= dict.fromkeys(named or ["dtype"], self.dtype.name)
+        config = json.loads(text)
+        if all(config.get(name) == value for name, value in edits.items()):
+            return text
+        return (
+            json.dumps(config | edits, indent=2, ensure_ascii=False) + "\n"
+        ).encode()
+
+
+def on_host(leaf: Any) -> np.ndarray:
+    """Returns an array as numpy; a view where it lies whole on the CPU.
+
+    Elsewhere a copy of the handle is read: jax keeps what it fetched beside the array
+    it fetched it from, which would add up to the whole model.
+    """
+    if not isinstance(leaf, jax.Array):
+        return np.asarray(leaf)
+    if not leaf.is_fully_addressable:
+        return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
+    devices = leaf.devices()
+    is_host = len(devices) == 1 and next(iter(devices)).platform == "cpu"
+    return np.asarray(leaf if is_host else jnp.copy(leaf))
+
+
+def _entry_on_host(leaf: Any, axis: int, entry: int) -> np.ndarray:
+    """Returns one entry of an axis, as `on_host` does.
+
+    Of an array on several devices each gives its part: to index the array would put
+    the entry on all of them, whole.
+    """
+    before = (slice(None),) * axis
+    is_apart = isinstance(leaf, jax.Array) and leaf.is_fully_addressable
+    if not (is_apart and len(leaf.devices()) > 1):
+        return on_host(leaf[(*before, entry)])
+    whole = np.empty(leaf.shape[:axis] + leaf.shape[axis + 1 :], leaf.dtype)
+    for shard in leaf.addressable_shards:
+        start, stop, _ = shard.index[axis].indices(leaf.shape[axis])
+        if start <= entry < stop:
+            place = shard.index[:axis] + shard.index[axis + 1 :]
+            whole[place] = np.asarray(shard.data[(*before, entry - start)])
+    return whole
+
+
+def _filled(specs: Mapping[str, Spec], limit: int) -> dict[str, list[str]]:
+    """Fills files up to `limit` bytes; a larger tensor has one to itself."""
+    files: list[list[str]] = [[]]
+    room = limit
+    for name, spec in specs.items():
+        if files[-1] and spec.size_bytes > room:
+            files.append([])
+            room = limit
+        files[-1].append(name)
+        room -= spec.size_bytes
+    if len(files) == 1:
+        return {SINGLE: files[0]}
+    return {
+        f"model-{i:05d}-of-{len(files):05d}.safetensors": names
+        for i, names in enumerate(files, 1)
+    }
+
+
+def _bytes_of(size: int | str | None) -> int | None:
+    if size is None or type(size) is int:
+        return size
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?B?)\s*", str(size).upper())
+    unit = match.group(2) if match else "?"
+    if match is None or unit not in _UNITS:
+        raise ValueError(f'max_shard_size must be bytes or like "5GB", got {size!r}')
+    return int(float(match.group(1)) * _UNITS[unit])
+
+
+def _write(file: Path, content: bytes) -> None:
+    file.write_bytes(content)
+    os.chmod(file, 0o644)

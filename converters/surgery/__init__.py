@@ -1,0 +1,1 @@
+"""Smaller and larger models from a trained one: pruning, new tokens."""

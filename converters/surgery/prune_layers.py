@@ -1,0 +1,167 @@
+"""Cuts a smaller model out of a folder: some blocks and widths, with their weights."""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dew.converters.config.fields import Use
+from dew.converters.folder.atomic import staged
+from dew.converters.folder.folder import CONFIG
+from dew.converters.folder.safetensors import Spec, write_file
+from dew.converters.folder.weights import SINGLE
+from dew.converters.load import family_of
+from dew.converters.pretrained import Pretrained
+from dew.converters.surgery.prune_widths import WHOLE, Widths, choose
+
+LAYERS = "layers"
+
+
+def prune_layers(
+    source: Pretrained,
+    layers: Sequence[int],
+    folder: str | os.PathLike[str],
+    widths: Widths = WHOLE,
+) -> Path:
+    """Writes a folder with only the blocks `layers` of a native model, in that order.
+
+    What is kept of a tensor keeps its bytes; those of a block get its new number. The
+    config keeps all but the number of blocks and the widths that were cut, and of lists
+    with an entry a block those of the kept.
+
+    Raises:
+        ValueError: a block is not there, or named twice, or the folder is taken.
+    """
+    field, count = _count(source)
+    _check(layers, count)
+    cut = choose(source, widths, layers)
+    names = _renamed(source, layers)
+    weights = source.folder.weights
+    specs = [
+        Spec(
+            name=new,
+            dtype=weights.dtype(old),
+            shape=cut.shape(old, weights.entries[old].shape),
+        )
+        for new, old in names.items()
+    ]
+    config = _config(source, field, count, layers)
+    _check_kinds(source, config, layers)
+    config |= cut.config
+    with staged(Path(folder).expanduser().absolute()) as partial:
+        write_file(
+            partial / SINGLE,
+            specs,
+            lambda name: cut.of(names[name], weights.view(names[name])),
+            {"format": "pt"},
+            written=lambda name: weights.release(names[name]),
+        )
+        for name in source.folder.side_files:
+            if name != CONFIG:
+                (partial / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source.folder.path / name, partial / name)
+        text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+        (partial / CONFIG).write_text(text, encoding="utf-8")
+    return Path(folder)
+
+
+def spread_layers(count: int, kept: int) -> tuple[int, ...]:
+    """`kept` of `count` blocks, evenly spread, the first and the last among them.
+
+    Raises:
+        ValueError: so many cannot be kept.
+    """
+    if not 1 <= kept <= count:
+        raise ValueError(f"a model of {count} blocks can keep 1 to {count}, got {kept}")
+    if kept == 1:
+        return (count - 1,)
+    step = (count - 1) / (kept - 1)
+    return tuple(int(i * step + 0.5) for i in range(kept))
+
+
+def num_layers(source: Pretrained) -> int:
+    """How many blocks a native model has."""
+    return _count(source)[1]
+
+
+def _count(source: Pretrained) -> tuple[str, int]:
+    """The config field that counts blocks, and their number."""
+    family = family_of(source.config, source.address)
+    fields = [
+        name
+        for name, field in family.fields.items()
+        if isinstance(field, Use) and field.to == LAYERS
+    ]
+    if not fields:
+        raise ValueError(
+            f"{source.address}: its blocks share their weights, so none can be cut out"
+        )
+    blocks = {path[2] for path in source.table.variables if path[1] == LAYERS}
+    return fields[0], len(blocks)
+
+
+def _check(layers: Sequence[int], count: int) -> None:
+    faults = [
+        f"{i} is no block of 0 to {count - 1}" for i in layers if not 0 <= i < count
+    ]
+    if not layers:
+        faults.append("at least one block must be kept")
+    if len(set(layers)) < len(layers):
+        faults.append(f"a block is named twice in {list(layers)}")
+    if faults:
+        raise ValueError("layers: " + "; ".join(faults))
+
+
+def _check_kinds(
+    source: Pretrained, config: Mapping[str, Any], layers: Sequence[int]
+) -> None:
+    """Raises where a kept block would be of another kind in its new place.
+
+    A config may say which blocks have a window, or lack a norm, by their place alone.
+    """
+    family = family_of(source.config, source.address)
+    before, after = (
+        family.read({**one, **source.ties.edits}, ignore_fields=tuple(one))
+        for one in (source.config, config)
+    )
+    faults = [
+        f"block {old} would be of another kind as block {new}"
+        for new, old in enumerate(layers)
+        if before.kind_of(old) != after.kind_of(new)
+    ]
+    if faults:
+        raise ValueError(
+            "layers: " + "; ".join(faults) + ". Keep others, or list the kinds of the "
+            "blocks in config.json (layer_types)"
+        )
+
+
+def _renamed(source: Pretrained, layers: Sequence[int]) -> dict[str, str]:
+    """The new name of every tensor that stays, to its old one."""
+    numbers = {str(old): str(new) for new, old in enumerate(layers)}
+    names = {}
+    for old in source.folder.weights.entries:
+        pieces = source.table.sources.get(old)
+        if pieces is None:
+            continue
+        _, top, *below = pieces[0].target
+        if top != LAYERS:
+            names[old] = old
+        elif below[0] in numbers:
+            parts = old.split(".")
+            # The block's number comes before any other: an expert's, say.
+            parts[parts.index(below[0])] = numbers[below[0]]
+            names[".".join(parts)] = old
+    return names
+
+
+def _config(
+    source: Pretrained, field: str, count: int, layers: Sequence[int]
+) -> dict[str, Any]:
+    config = {}
+    for name, value in source.config.items():
+        is_per_layer = type(value) is list and len(value) == count
+        config[name] = [value[i] for i in layers] if is_per_layer else value
+    return {**config, field: len(layers)}

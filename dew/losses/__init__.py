@@ -1,0 +1,1 @@
+"""Loss terms as pure functions of scores: divergences, matching of states, presets."""

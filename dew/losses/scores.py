@@ -1,0 +1,180 @@
+"""What a teacher says of each position, and how a student is put beside it.
+
+Logits, a cache's top k or drawn tokens answer the same questions, so a loss never asks
+which kind of teacher it has. Here are the questions, and the answers of full logits.
+"""
+
+from typing import Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from dew.losses.logspace import Scalar, log_softmax
+from dew.losses.vocabulary import VocabularyMap
+
+Pair = tuple[Float[Array, "*batch classes"], Float[Array, "*batch classes"]]
+"""Teacher's and student's log-probabilities of the same classes."""
+
+Favourites = tuple[Int[Array, "*batch"], Int[Array, "*batch"]]
+
+
+@runtime_checkable
+class Scores(Protocol):
+    """A teacher's scores of positions; every leaf starts with the positions' axes."""
+
+    def beside(
+        self,
+        student: Float[Array, "*batch vocab"],
+        temperature: Scalar,
+        top: int | None = None,
+    ) -> Pair:
+        """Puts both sides over common classes, and lets no gradient to the teacher.
+
+        With `top`, those are the teacher's likeliest classes and, last, one bucket for
+        all others. Merging classes never raises a divergence, so what is measured on
+        the pair is a lower bound of the full one, and equal to it at top = vocab - 1.
+        """
+        ...
+
+    def cross_entropy(
+        self, student: Float[Array, "*batch vocab"], temperature: Scalar
+    ) -> Float[Array, "*batch"]:
+        """Nats of the student's code for what the teacher says."""
+        ...
+
+    def favourites(self, student: Float[Array, "*batch vocab"]) -> Favourites:
+        """The class that the teacher, and that the student, finds likeliest."""
+        ...
+
+    def unmatched(
+        self,
+        student: Float[Array, "*batch vocab"],
+        temperature: Scalar,
+        labels: Int[Array, "*batch"] | None,
+    ) -> Pair:
+        """Teacher's and student's probabilities, each over its own classes.
+
+        `labels` are the student's; only a teacher with other tokens reads them.
+        """
+        ...
+
+
+@struct.dataclass
+class Dense:
+    """Logits of every class. Without `vocabulary` both sides have the same rows."""
+
+    logits: Float[Array, "*batch vocab"]
+    vocabulary: VocabularyMap | None = struct.field(pytree_node=False, default=None)
+
+    def beside(
+        self,
+        student: Float[Array, "*batch rows"],
+        temperature: Scalar,
+        top: int | None = None,
+    ) -> Pair:
+        """Every class that both sides have, or the teacher's `top` and the rest."""
+        teacher = lax.stop_gradient(self.logits)
+        if self.vocabulary is not None:
+            teacher = self.vocabulary.teacher_classes(teacher, temperature)
+            student = self.vocabulary.student_classes(student, temperature)
+        _check_rows(teacher.shape[-1], student.shape[-1])
+        a, s = log_softmax(teacher, temperature), log_softmax(student, temperature)
+        if top is None:
+            return a, s
+        check_k(top, a.shape[-1])
+        kept, ids = lax.top_k(a, top)
+        return bucketed(ids, kept, log_sum_outside(a, ids, kept), s)
+
+    def cross_entropy(
+        self, student: Float[Array, "*batch rows"], temperature: Scalar
+    ) -> Float[Array, "*batch"]:
+        """Minus the sum of p log q."""
+        return soft_cross_entropy(*self.beside(student, temperature))
+
+    def favourites(self, student: Float[Array, "*batch rows"]) -> Favourites:
+        """The two most likely common classes."""
+        a, s = self.beside(student, 1.0)
+        return jnp.argmax(a, axis=-1), jnp.argmax(s, axis=-1)
+
+    def unmatched(
+        self,
+        student: Float[Array, "*batch rows"],
+        temperature: Scalar,
+        labels: Int[Array, "*batch"] | None,
+    ) -> tuple[Float[Array, "*batch vocab"], Float[Array, "*batch rows"]]:
+        """Softmax of both sides, rows as they are."""
+        teacher = log_softmax(lax.stop_gradient(self.logits), temperature)
+        return jnp.exp(teacher), jnp.exp(log_softmax(student, temperature))
+
+
+def soft_cross_entropy(
+    a: Float[Array, "*batch classes"], s: Float[Array, "*batch classes"]
+) -> Float[Array, "*batch"]:
+    """Minus the sum of p log q over the classes that the teacher gives any mass."""
+    some = a > -jnp.inf
+    return -jnp.sum(jnp.where(some, jnp.exp(a) * jnp.where(some, s, 0), 0), axis=-1)
+
+
+def log_sum_outside(
+    log_probs: Float[Array, "*batch vocab"],
+    ids: Int[Array, "*batch k"],
+    kept: Float[Array, "*batch k"],
+) -> Float[Array, "*batch"]:
+    """Log-mass of the classes that no used slot names; minus infinity where none is.
+
+    Summed rather than taken from one minus the kept mass, which in float32 would leave
+    a tail of 1e-5 two digits.
+    """
+    outside = ~_named(ids, kept > -jnp.inf, log_probs.shape[-1])
+    exists = outside & (log_probs > -jnp.inf)
+    some = jnp.any(exists, axis=-1)
+    # Where nothing is left, sum one harmless class instead: no NaN in the gradient.
+    counted = exists | ~some[..., None]
+    summed = jax.nn.logsumexp(jnp.where(counted, log_probs, 0), axis=-1, where=counted)
+    return jnp.where(some, summed, -jnp.inf)
+
+
+def bucketed(
+    ids: Int[Array, "*batch k"],
+    log_probs: Float[Array, "*batch k"],
+    tail: Float[Array, "*batch"],
+    log_q: Float[Array, "*batch vocab"],
+) -> Pair:
+    """The kept classes and the bucket of all others, on both sides."""
+    used = log_probs > -jnp.inf
+    kept = jnp.where(used, jnp.take_along_axis(log_q, ids, axis=-1), -jnp.inf)
+    rest = log_sum_outside(log_q, ids, log_probs)
+    teacher = jnp.concatenate([log_probs, tail[..., None]], axis=-1)
+    student = jnp.concatenate([kept, rest[..., None]], axis=-1)
+    return lax.stop_gradient(teacher.astype(student.dtype)), student
+
+
+def _named(
+    ids: Int[Array, "*batch k"], used: Bool[Array, "*batch k"], num_classes: int
+) -> Bool[Array, "*batch vocab"]:
+    flat = ids.reshape(-1, ids.shape[-1])
+    rows = jnp.arange(flat.shape[0])[:, None]
+    named = jnp.zeros((flat.shape[0], num_classes), bool)
+    named = named.at[rows, flat].max(used.reshape(flat.shape))
+    return named.reshape(*ids.shape[:-1], num_classes)
+
+
+def _check_rows(teacher: int, student: int) -> None:
+    if teacher != student:
+        raise ValueError(
+            f"the teacher scores {teacher} classes and the student {student}; align "
+            "them by tokenizer with dew.losses.vocabulary.align"
+        )
+
+
+def check_k(k: int, most: int) -> None:
+    """Refuses a number of classes that there are not.
+
+    Raises:
+        ValueError: `k` is not from 1 to `most`.
+    """
+    if not 0 < k <= most:
+        raise ValueError(f"top k must be from 1 to the {most} classes, got {k}")

@@ -1,0 +1,74 @@
+"""What is read off an encoder's final states: scores of tokens, of labels, a vector."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from dew.nn.embedding import Unembedding
+from dew.nn.encoder_config import EncoderConfig
+from dew.nn.linear import ACTIVATIONS, Linear, Normalize
+
+
+class Answers(nn.Module):
+    """Logits and the text's vector, as far as the config's `readout` has them.
+
+    Layers are called by what they serve, the readout's `kind`. A table of its own is
+    `vocab_own`, the bias beside the embedding's is in `vocab_tied`.
+    """
+
+    config: EncoderConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        final: Float[Array, "batch seq embed"],
+        mask: Array | None,
+        table: Float[Array, "vocab width"] | None,
+    ) -> tuple[Array | None, Float[Array, "batch embed"] | None]:
+        """Logits are float32."""
+        c, read = self.config, self.config.readout
+        x = self._dense(_pooled(final, mask, read.pool))
+        pooled = None if read.pool is None else x
+        if read.head is not None:
+            init = nn.initializers.normal(c.init_std)
+            name = "vocab_own" if table is None else "vocab_tied"
+            scores = Unembedding(read.head, c.vocab, x.shape[-1], init, name=name)
+            return scores(x, table), pooled
+        if read.labels is None:
+            return None, pooled
+        logits = self._linear(x, read.labels, "scores").astype(jnp.float32)
+        return (logits[..., 0] if read.single else logits), pooled
+
+    def _dense(self, x: Array) -> Array:
+        c, dense = self.config, self.config.readout.dense
+        if dense is None:
+            return x
+        # The embedding's own width, where its table is used again.
+        width = c.width if c.readout.head and c.width else c.embed
+        x = self._linear(x, width, "dense", bias=dense.bias)
+        x = ACTIVATIONS[dense.activation or c.mlp.activation](x)
+        if not dense.normed:
+            return x
+        return Normalize(c.norm, (width,), name=f"{c.readout.kind}_norm")(x)
+
+    def _linear(self, x: Array, outputs: int, part: str, *, bias: bool = True) -> Array:
+        c = self.config
+        return Linear(
+            x.shape[-1:],
+            (outputs,),
+            bias=bias,
+            init_std=c.init_std,
+            name=f"{c.readout.kind}_{part}",
+        )(x)
+
+
+def _pooled(x: Array, mask: Array | None, pool: str | None) -> Array:
+    """One vector for each text, or all positions where `pool` is None."""
+    if pool is None:
+        return x
+    if pool == "first":
+        return x[:, 0]
+    if mask is None:
+        return jnp.mean(x, axis=1)
+    real = mask.astype(x.dtype)[..., None]
+    return jnp.sum(x * real, axis=1) / jnp.maximum(jnp.sum(real, axis=1), 1)

@@ -1,0 +1,103 @@
+"""Two views of the same thing should agree, and in every dimension anew."""
+
+from dataclasses import dataclass
+from typing import Any, no_type_check
+
+import jax
+import jax.numpy as jnp
+from einops import rearrange
+from flax import struct
+from jaxtyping import Array, Float
+
+from dew.objectives.base import Aux, EMASpec, InputSpec, Objective, Step
+from dew.objectives.model import forward, started
+from dew.source import Source
+from dew.state import TrainState
+from dew.tasks.scoring import Scoring
+from dew.tree import thaw, wide
+from dew.typing import Batch, PathFilter, Variables
+
+
+@no_type_check
+@struct.dataclass
+class CrossMoments:
+    """Sums over records from which the correlation of two views follows."""
+
+    count: Float[Array, ""]
+    sums: Float[Array, "2 dim"]
+    squares: Float[Array, "2 dim"]
+    products: Float[Array, "dim dim"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BarlowTwins(Objective[CrossMoments, None]):
+    """Σ (1 - Cᵢᵢ)² + redundancy · Σ Cᵢⱼ², C the correlation between two views.
+
+    Zbontar et al., "Barlow Twins" (2021), equation 1. Unlike the softmax over pairs of
+    a contrastive loss, whose terms couple every record with every other, a correlation
+    is a function of sums over records; so the value of an accumulated window, and its
+    gradient, are those of one large batch.
+
+    Each input that `reads` names has a second axis of two views, [batch, 2, …];
+    `loss_mask` [batch] marks records that count. The model's logits [rows, dim] are its
+    embeddings.
+    """
+
+    source: Source
+    reads: InputSpec
+    redundancy: float = 0.005
+    eps: float = 1e-5
+    trainable: PathFilter | None = None
+    ema: EMASpec | None = None
+    param_dtype: Any = jnp.float32
+
+    @property
+    def inputs(self) -> InputSpec:
+        """What the model reads of one view."""
+        return self.reads
+
+    def held_variables(self) -> Variables | None:
+        """The weights that were loaded, if any."""
+        return self.source.variables
+
+    def init(self, key: jax.Array, variables: Variables | None = None) -> Variables:
+        """The loaded weights in `param_dtype`, or new ones drawn from `key`."""
+        return started(
+            self.source, self.inputs, key, variables, self.param_dtype, self.trainable
+        )
+
+    def loss(
+        self, params: Variables, batch: Batch, step: Step
+    ) -> tuple[CrossMoments, Aux[None]]:
+        """The sums of both views' embeddings, of their squares and products."""
+        views = {n: rearrange(batch[n], "b v ... -> (b v) ...") for n in self.reads}
+        outputs, _ = forward(self.source, thaw(params), views, step, train=True)
+        pairs = rearrange(wide(outputs.logits), "(b v) d -> v b d", v=2)
+        weights = jnp.ones(pairs.shape[1], pairs.dtype)
+        if "loss_mask" in batch:
+            weights = batch["loss_mask"].astype(pairs.dtype)
+        pairs = jnp.where(weights[None, :, None] > 0, pairs, 0)
+        stats = CrossMoments(
+            count=jnp.sum(weights),
+            sums=jnp.einsum("b,vbd->vd", weights, pairs),
+            squares=jnp.einsum("b,vbd->vd", weights, jnp.square(pairs)),
+            products=jnp.einsum("b,bi,bj->ij", weights, pairs[0], pairs[1]),
+        )
+        return stats, Aux()
+
+    def reduce_loss(self, stats: CrossMoments) -> tuple[jax.Array, jax.Array]:
+        """The value of the pooled moments; a correlation needs two records."""
+        active = stats.count > 1
+        count = jnp.where(active, stats.count, 1)
+        means = stats.sums / count
+        scales = jax.lax.rsqrt(stats.squares / count - jnp.square(means) + self.eps)
+        covariance = stats.products / count - jnp.outer(means[0], means[1])
+        correlation = covariance * jnp.outer(scales[0], scales[1])
+        on = jnp.diagonal(correlation)
+        off = jnp.sum(jnp.square(correlation)) - jnp.sum(jnp.square(on))
+        value = jnp.sum(jnp.square(1 - on)) + self.redundancy * off
+        return jnp.where(active, value, 0), active
+
+    def pipeline(self, state: TrainState, *, ema: bool = True) -> Scoring:
+        """The trained model, ready to embed and to be saved."""
+        return Scoring(self.source, thaw(state.published(ema=ema)))

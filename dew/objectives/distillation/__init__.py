@@ -1,0 +1,1 @@
+"""Teacher-student training as one objective."""

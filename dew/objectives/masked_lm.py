@@ -1,0 +1,173 @@
+"""Masked language modelling: put back the tokens that were hidden."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from dew.nn.encoder import KINDS
+from dew.objectives.base import (
+    Aux,
+    EMASpec,
+    InputSpec,
+    Mean,
+    Objective,
+    Prediction,
+    Step,
+)
+from dew.objectives.causal_lm import INPUTS, TokenScores, token_losses
+from dew.objectives.hiding import hide_tokens, real_tokens
+from dew.objectives.model import forward, scored, started
+from dew.source import Source
+from dew.state import TrainState
+from dew.tasks.scoring import Scoring
+from dew.tree import thaw, wide
+from dew.typing import Batch, PathFilter, Variables
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MaskedLM(Objective[Mean, None]):
+    """Cross-entropy of hidden tokens, in nats, averaged over those hidden.
+
+    Of the tokens that are neither padding nor one of `special_ids`, `rate` are hidden
+    as BERT does it, drawn anew by each step's key. A batch may bring its own `labels`
+    [batch, seq], negative where nothing is predicted, for tokens already masked. Any
+    model with logits over the vocabulary will do; one that tells kinds of tokens apart
+    reads `token_type_ids` where a batch has them.
+    """
+
+    source: Source
+    seq_len: int
+    vocab: int
+    mask_id: int
+    special_ids: tuple[int, ...] = ()
+    rate: float = 0.15
+    trainable: PathFilter | None = None
+    ema: EMASpec | None = None
+    param_dtype: Any = jnp.float32
+
+    artifact: ClassVar[type | None] = TokenScores
+
+    def __post_init__(self) -> None:
+        faults = []
+        if not 0 < self.rate <= 1:
+            faults.append(f"rate must be in (0, 1], got {self.rate}")
+        if not 0 <= self.mask_id < self.vocab:
+            faults.append(f"mask_id must be in [0, {self.vocab}), got {self.mask_id}")
+        if faults:
+            raise ValueError("MaskedLM: " + "; ".join(faults))
+
+    @property
+    def inputs(self) -> InputSpec:
+        """One row of tokens."""
+        return {"tokens": jax.ShapeDtypeStruct((self.seq_len,), jnp.int32)}
+
+    def held_variables(self) -> Variables | None:
+        """The weights that were loaded, if any."""
+        return self.source.variables
+
+    def init(self, key: jax.Array, variables: Variables | None = None) -> Variables:
+        """The loaded weights in `param_dtype`, or new ones drawn from `key`."""
+        return started(
+            self.source, self.inputs, key, variables, self.param_dtype, self.trainable
+        )
+
+    def loss(
+        self, params: Variables, batch: Batch, step: Step
+    ) -> tuple[Mean, Aux[None]]:
+        """The summed loss over the number of tokens hidden."""
+        stats, aux, _ = self.predict(params, batch, step, train=True)
+        return stats, aux
+
+    def predict(
+        self,
+        params: Variables,
+        batch: Batch,
+        step: Step,
+        *,
+        train: bool,
+        layers: Sequence[int] = (),
+    ) -> tuple[Mean, Aux[None], Prediction]:
+        """The loss, with logits and hidden states behind it.
+
+        A teacher and a student that are given one step hide the same tokens.
+
+        Raises:
+            ValueError: the model scores no tokens.
+        """
+        said = self._read(params, batch, step, train=train, layers=layers)
+        return Mean.of(said.losses, said.weights), Aux(), said
+
+    def labels(self, batch: Batch, step: Step) -> Int[Array, "batch seq"]:
+        """The tokens that were hidden, and 0 elsewhere."""
+        return jnp.maximum(self._hidden(batch, step)[1], 0)
+
+    def evaluate(self, params: Variables, batch: Batch, step: Step) -> TokenScores:
+        """Loss and weight of every position, dropout off, masked by the step's key."""
+        return scored(self._scores, params, dict(batch), step)
+
+    def pipeline(self, state: TrainState, *, ema: bool = True) -> Scoring:
+        """The trained model, ready to score tokens and to be saved."""
+        return Scoring(self.source, thaw(state.published(ema=ema)))
+
+    def _scores(
+        self, params: Variables, batch: Batch, step: Step, *, train: bool
+    ) -> TokenScores:
+        said = self._read(params, batch, step, train=train)
+        return TokenScores(said.losses, said.weights)
+
+    def _hidden(
+        self, batch: Batch, step: Step
+    ) -> tuple[Int[Array, "batch seq"], Int[Array, "batch seq"]]:
+        """What the model reads, and what it is to put back, negative elsewhere."""
+        tokens = batch["tokens"]
+        if "labels" in batch:
+            return tokens, batch["labels"]
+        special = jnp.isin(tokens, jnp.asarray(self.special_ids, tokens.dtype))
+        return hide_tokens(
+            tokens,
+            real_tokens(batch) & ~special,
+            _keys(step)[0],
+            rate=self.rate,
+            mask_id=self.mask_id,
+            vocab=self.vocab,
+        )
+
+    def _read(
+        self,
+        params: Variables,
+        batch: Batch,
+        step: Step,
+        *,
+        train: bool,
+        layers: Sequence[int] = (),
+    ) -> Prediction:
+        tokens, labels = self._hidden(batch, step)
+        read = (*INPUTS, KINDS)
+        inputs = {name: batch[name] for name in read if name in batch}
+        outputs, _ = forward(
+            self.source,
+            thaw(params),
+            {**inputs, "tokens": tokens},
+            Step(step.step, _keys(step)[1]),
+            train=train,
+            layers=layers,
+        )
+        if outputs.logits is None:
+            raise ValueError(
+                f"{type(self.source.model).__name__} scores no tokens; MaskedLM needs "
+                "a model with a head over the vocabulary"
+            )
+        logits = wide(outputs.logits)
+        losses = token_losses(logits, jnp.maximum(labels, 0))
+        weights = (labels >= 0).astype(jnp.float32)
+        return Prediction(logits, losses, weights, outputs.hidden)
+
+
+def _keys(step: Step) -> tuple[Array, Array]:
+    """One key to hide by, one for dropout."""
+    hiding, dropout = jax.random.split(step.key)
+    return hiding, dropout

@@ -1,0 +1,130 @@
+"""Encoder-decoder language modelling: write the target, having read the source."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from dew.objectives.base import (
+    Aux,
+    EMASpec,
+    InputSpec,
+    Mean,
+    Objective,
+    Prediction,
+    Step,
+)
+from dew.objectives.causal_lm import TokenScores, token_losses
+from dew.objectives.model import forward, scored, started
+from dew.source import Source
+from dew.state import TrainState
+from dew.tasks.seq2seq_generation import DECODER_INPUTS, TargetGeneration
+from dew.tree import thaw, wide
+from dew.typing import Batch, PathFilter, Variables
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Seq2SeqLM(Objective[Mean, None]):
+    """Cross-entropy of target tokens, in nats, averaged over the tokens predicted.
+
+    Batches hold what `reads` names for the encoder, `tokens` and `mask` say or
+    `input_features`, and `labels` [batch, target], negative where nothing is
+    predicted. The decoder reads `start_id` and the labels less their last, with
+    `pad_id` for negative ones.
+    """
+
+    source: Source
+    reads: InputSpec
+    target_len: int
+    start_id: int
+    pad_id: int
+    trainable: PathFilter | None = None
+    ema: EMASpec | None = None
+    param_dtype: Any = jnp.float32
+
+    artifact: ClassVar[type | None] = TokenScores
+
+    @property
+    def inputs(self) -> InputSpec:
+        """What the encoder reads of one example, and its labels."""
+        return {**self.reads, "labels": self._target}
+
+    @property
+    def _target(self) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((self.target_len,), jnp.int32)
+
+    def held_variables(self) -> Variables | None:
+        """The weights that were loaded, if any."""
+        return self.source.variables
+
+    def init(self, key: jax.Array, variables: Variables | None = None) -> Variables:
+        """The loaded weights in `param_dtype`, or new ones drawn from `key`."""
+        read = {**self.reads, DECODER_INPUTS: self._target}
+        return started(
+            self.source, read, key, variables, self.param_dtype, self.trainable
+        )
+
+    def loss(
+        self, params: Variables, batch: Batch, step: Step
+    ) -> tuple[Mean, Aux[None]]:
+        """The summed loss over the number of tokens predicted."""
+        stats, aux, _ = self.predict(params, batch, step, train=True)
+        return stats, aux
+
+    def predict(
+        self,
+        params: Variables,
+        batch: Batch,
+        step: Step,
+        *,
+        train: bool,
+        layers: Sequence[int] = (),
+    ) -> tuple[Mean, Aux[None], Prediction]:
+        """The loss, with the decoder's logits and hidden states behind it."""
+        labels = batch["labels"]
+        written = shifted_right(labels, start_id=self.start_id, pad_id=self.pad_id)
+        read = {name: batch[name] for name in self.reads}
+        outputs, _ = forward(
+            self.source,
+            thaw(params),
+            {**read, DECODER_INPUTS: written},
+            step,
+            train=train,
+            layers=layers,
+        )
+        logits = wide(outputs.logits)
+        losses = token_losses(logits, self.labels(batch, step))
+        weights = (labels >= 0).astype(jnp.float32)
+        prediction = Prediction(logits, losses, weights, outputs.hidden)
+        return Mean.of(losses, weights), Aux(), prediction
+
+    def labels(self, batch: Batch, step: Step) -> Int[Array, "batch target"]:
+        """The target's tokens, 0 where nothing is predicted."""
+        return jnp.maximum(batch["labels"], 0)
+
+    def evaluate(self, params: Variables, batch: Batch, step: Step) -> TokenScores:
+        """Loss and weight of every target token, dropout off."""
+        return scored(self._scores, params, dict(batch), step)
+
+    def pipeline(self, state: TrainState, *, ema: bool = True) -> TargetGeneration:
+        """The trained model, ready to write targets, to score and to be saved."""
+        return TargetGeneration(
+            self.source, thaw(state.published(ema=ema)), self.start_id
+        )
+
+    def _scores(
+        self, params: Variables, batch: Batch, step: Step, *, train: bool
+    ) -> TokenScores:
+        _, _, prediction = self.predict(params, batch, step, train=train)
+        return TokenScores(prediction.losses, prediction.weights)
+
+
+def shifted_right(
+    labels: Int[Array, "batch target"], *, start_id: int, pad_id: int
+) -> Int[Array, "batch target"]:
+    """What a decoder has written before it comes to each label."""
+    before = jnp.roll(labels, 1, axis=1).at[:, 0].set(start_id)
+    return jnp.where(before < 0, jnp.full_like(before, pad_id), before)

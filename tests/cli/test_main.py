@@ -1,0 +1,269 @@
+"""The command line on a tiny real folder: what it writes, prints and refuses."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dew.cli import main
+from tests.support import hf_models as hf
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return hf.save(hf.llama(), tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty documents that count upwards, which a model can learn."""
+    folder = tmp_path_factory.mktemp("text")
+    for i in range(40):
+        words = " ".join(f"w{(i + j) % 90}" for j in range(50))
+        (folder / f"{i}.txt").write_text(words)
+    return folder
+
+
+def pretrain(model: Path, text: Path, out: Path, *more: str) -> list[str]:
+    return (
+        f"""pretrain --model {model} --data {text} --eval-data {text} --out {out}
+        --steps 4 --batch-size 8 --seq-len 32 --learning-rate 1e-2 --json
+        """.split()
+        + list(more)
+    )
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> Any:
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture(scope="module")
+def run(model: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run's folder."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    assert main(pretrain(model, text, out)) == 0
+    return out
+
+
+def test_pretrain_learns_and_prints_what_was_promised(
+    model: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(pretrain(model, text, tmp_path / "run")) == 0
+    result = printed(capsys)
+    assert (
+        result["eval"]["after"]["perplexity"] < result["eval"]["before"]["perplexity"]
+    )
+    assert (result["steps"], len(result["losses"]), result["tokens"]) == (4, 4, 1024)
+    assert result["certificate"]["passed"]
+    assert result["tokens_per_second"] > 0
+
+
+def test_a_run_folder_holds_what_it_should(run: Path) -> None:
+    names = {"run.json", "checkpoints", "logs", "export"}
+    assert {path.name for path in run.iterdir()} == names
+    certificate = json.loads((run / "export" / "certificate.json").read_text())
+    assert certificate["run"]["eval"]["before"]["tokens"] > 0
+
+
+def test_the_first_loss_is_the_one_transformers_gives(
+    model: Path, text: Path, run: Path
+) -> None:
+    import torch
+
+    from dew.data import open_documents, training_batches
+
+    source = hf.reloaded(model)
+    batch = next(
+        training_batches(
+            open_documents(str(text)),
+            tokenizer=_tokenizer(model),
+            seq_len=32,
+            batch_size=8,
+            seed=0,
+            eos_id=2,
+        )
+    )
+    segments = torch.tensor(batch["segment_ids"])
+    allowed = (segments[:, :, None] == segments[:, None, :]).tril()
+    bias = torch.where(allowed, 0.0, torch.finfo(torch.float32).min)[:, None]
+    labels = torch.tensor(batch["tokens"]).long()
+    labels[:, 1:][segments[:, 1:] != segments[:, :-1]] = -100
+    with torch.no_grad():
+        want = source(
+            torch.tensor(batch["tokens"]).long(),
+            attention_mask=bias,
+            position_ids=torch.tensor(batch["positions"]).long(),
+            labels=labels,
+        ).loss
+    certificate = json.loads((run / "export" / "certificate.json").read_text())
+    # The difference seen is 0.
+    assert certificate["run"]["losses"][0] == pytest.approx(float(want), abs=1e-5)
+
+
+def _tokenizer(model: Path) -> Any:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(model / "tokenizer.json"))
+
+
+def test_a_run_is_taken_wherever_a_model_is(
+    run: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = f"eval --model {run} --data {text} --seq-len 32 --json"
+    assert main(command.split()) == 0
+    kept = json.loads((run / "export" / "certificate.json").read_text())
+    after = kept["run"]["eval"]["after"]["perplexity"]
+    # Batches of another size sum in another order.
+    assert printed(capsys)["perplexity"] == pytest.approx(after, rel=1e-5)
+
+
+def test_a_run_exports_from_its_checkpoint_what_it_exported_itself(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(run), str(tmp_path / "out"), "--json"]) == 0
+    again, first = (
+        (folder / "model.safetensors").read_bytes()
+        for folder in (tmp_path / "out", run / "export")
+    )
+    assert again == first
+    assert "model.safetensors" in printed(capsys)["files"]
+
+
+def test_an_untouched_export_is_bit_for_bit(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(["export", str(model), str(out)]) == 0
+    capsys.readouterr()
+    same = {p.name for p in model.iterdir() if p.name != "model.safetensors"}
+    assert {p.name for p in out.iterdir()} - {"model.safetensors"} == {
+        *same,
+        "certificate.json",
+    }
+    assert all((out / n).read_bytes() == (model / n).read_bytes() for n in same)
+
+
+def test_verify_passes_a_good_folder_and_prints_the_certificate(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts"
+    prompts.write_text("w1 w2 w3\nw7\n")
+    arguments = ["verify", str(model), "--prompt-file", str(prompts), "--json"]
+    assert main(arguments) == 0
+    proof = printed(capsys)
+    assert [text["prompt"] for text in proof["continuations"]] == ["w1 w2 w3", "w7"]
+    assert proof["missing"] == proof["unexpected"] == proof["mismatched"] == []
+
+
+def test_generate_continues_as_torch_does(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
+    arguments = f"generate --model {model} --max-new-tokens 8 --json --prompt".split()
+    assert main([*arguments, "w1 w2 w3"]) == 0
+    ids = torch.tensor([[1, 2, 3]])
+    theirs: Any = hf.reloaded(model)
+    new = theirs.generate(ids, max_new_tokens=8, do_sample=False)[0, 3:]
+    assert printed(capsys)["text"] == _tokenizer(model).decode(new.tolist())
+
+
+def test_a_run_is_resumed_only_when_asked(
+    model: Path, text: Path, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(pretrain(model, text, run)) == 2
+    assert "pass --resume" in capsys.readouterr().err
+    assert main([*pretrain(model, text, run, "--resume"), "--seed", "3"]) == 2
+    assert "--seed was 0, is 3" in capsys.readouterr().err
+
+
+def test_a_resumed_run_goes_on(
+    model: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    constant = ("--schedule", "constant")
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert main(pretrain(model, text, whole, *constant)) == 0
+    expected = printed(capsys)["losses"]
+    assert main(pretrain(model, text, parts, *constant, "--steps", "2")) == 0
+    first = printed(capsys)["losses"]
+    assert main(pretrain(model, text, parts, *constant, "--resume")) == 0
+    assert first + printed(capsys)["losses"] == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("eval --model nowhere/at/all --data x", "nowhere/at/all"),
+        ("eval --model {model} --data {model}/nothing.txt", "nothing.txt"),
+        ("eval --model {model} --data {empty}", "empty.txt"),
+        ("eval --model {broken} --data {text}", "config.json"),
+        ("pretrain --model {model} --data {text} --out {taken}", "is in use"),
+        ("pretrain --model {model} --data {text} --out o --steps 0", "steps"),
+        ("verify {text}", "config.json"),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_exit_code_2(
+    arguments: str,
+    said: str,
+    model: Path,
+    text: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    empty, broken, taken = (tmp_path / n for n in ("empty.txt", "broken", "taken"))
+    empty.write_text("")
+    for folder in (broken, taken):
+        folder.mkdir()
+        (folder / "thing").write_text("")
+    places = {"model": model, "text": text, "empty": empty, "broken": broken}
+    assert main(arguments.format(**places, taken=taken).split()) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("dew: error: ")
+    assert said in error
+
+
+def test_an_unknown_flag_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["eval", "--modle", "x"])
+    assert "--modle" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command", ["pretrain", "eval", "generate", "export", "verify"]
+)
+def test_help_reads_well(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    shown = capsys.readouterr().out
+    assert "--json" in shown
+
+
+@pytest.mark.full
+def test_two_processes_train_the_run_that_one_does(
+    model: Path, text: Path, run: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    command = pretrain(model, text, out)
+    launched = subprocess.run(
+        [sys.executable, "-m", "dew", *"launch --processes 2 --".split(), *command],
+        cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert launched.returncode == 0, launched.stderr
+    result = json.loads(launched.stdout)
+    alone = json.loads((run / "export" / "certificate.json").read_text())["run"]
+    # The largest difference seen is 8.7e-8.
+    np.testing.assert_allclose(result["losses"], alone["losses"], rtol=1e-5)
+    assert result["certificate"]["passed"]
