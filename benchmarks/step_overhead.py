@@ -19,10 +19,11 @@ from dew.nn.decoder import Decoder
 from dew.nn.rope import Rope
 from dew.objectives.causal_lm import CausalLM
 from dew.source import Source
+from dew.training.callbacks import Callback
 from dew.training.logs import Log
 from dew.training.optimizers import adamw
 from dew.training.step import TrainStep
-from dew.training.trainer import Callback, Trainer
+from dew.training.trainer import Trainer
 
 STEPS, ROWS, SEQ = 20, 4, 128
 

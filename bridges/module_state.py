@@ -6,8 +6,7 @@ import numpy as np
 import torch
 
 from dew.bridges.dlpack import to_jax, to_torch
-from dew.bridges.lowering.torch_export import aliases
-from dew.bridges.names import dotted, nested, recomputed, untrained
+from dew.bridges.names import aliases, dotted, nested, recomputed, untrained
 from dew.typing import Variables
 
 

@@ -79,3 +79,13 @@ def torch_inputs(module: torch.nn.Module, inputs: Mapping[str, Any]) -> dict[str
             f"forward takes {', '.join(parameters)}"
         )
     return {name: named[name] for name in parameters if name in named}
+
+
+def aliases(module: torch.nn.Module) -> dict[str, str]:
+    """Maps each name a weight goes by to the first: tied weights are one leaf."""
+    first: dict[int, str] = {}
+    names: dict[str, str] = {}
+    for named in (module.named_parameters, module.named_buffers):
+        for name, tensor in named(remove_duplicate=False):
+            names[name] = first.setdefault(id(tensor), name)
+    return names

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from dew.converters.folder.fetch import HUB_ID
 from dew.converters.folder.safetensors import Spec
-from dew.converters.open_folder import HUB_ID
 from dew.converters.pretrained import Pretrained
 
 

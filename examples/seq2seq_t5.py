@@ -22,8 +22,8 @@ import dew
 from dew.api import save_certified
 from dew.cli.load import tokenizer_of
 from dew.converters.pretrained import Pretrained
-from dew.objectives.causal_lm import NatsPerToken
-from dew.objectives.hiding import IGNORED
+from dew.objectives.masked_lm import IGNORED
+from dew.objectives.metrics import NatsPerToken
 from dew.objectives.seq2seq_lm import Seq2SeqLM
 from examples.support.loop import Arrays, parts, train
 from examples.support.reactions import (

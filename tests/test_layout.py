@@ -23,6 +23,43 @@ ORDER = (
 )
 """From the top down; a package imports its own, and what stands below it."""
 
+INSIDE = {
+    "dew.converters": (
+        ("surgery",),
+        ("lora",),
+        ("save",),
+        ("load", "model_card"),
+        ("pretrained",),
+        ("open_folder", "tied_weights"),
+        ("families", "gguf"),
+        ("folder", "mapping", "config"),
+        ("errors",),
+    ),
+    "dew.bridges": (
+        ("loading",),
+        ("certificate", "teachers"),
+        ("lowering",),
+        ("module_state", "torch_module"),
+        ("dlpack",),
+        ("dtypes", "names"),
+    ),
+    "dew.objectives": (
+        ("distillation", "metrics"),
+        ("balanced_moe",),
+        (
+            "barlow_twins",
+            "causal_lm",
+            "jepa",
+            "masked_lm",
+            "seq2seq_lm",
+            "supervised",
+        ),
+        ("tokens", "model"),
+        ("base",),
+    ),
+}
+"""The same inside three packages: modules and folders of each, from the top down."""
+
 TORCH = {"torch", "torch2jax", "transformers", "torchax", "accelerate"}
 
 
@@ -79,6 +116,39 @@ def test_a_module_imports_only_its_own_package_and_what_stands_below(name: str) 
 def _kin(one: str, other: str) -> bool:
     """Whether both are of the same package, or the front of the whole."""
     return one.split(".")[:2] == other.split(".")[:2] or "dew" in (one, other)
+
+
+def _places(package: str) -> dict[str, int]:
+    return {
+        f"{package}.{entry}": place
+        for place, entries in enumerate(INSIDE[package])
+        for entry in entries
+    }
+
+
+@pytest.mark.parametrize("package", INSIDE)
+def test_every_entry_of_a_package_has_a_place_in_its_order(package: str) -> None:
+    entries = {".".join(n.split(".")[:3]) for n in MODULES if n.startswith(package)}
+    assert entries - {package} == set(_places(package))
+
+
+@pytest.mark.parametrize("package", INSIDE)
+def test_inside_a_package_imports_point_downward(package: str) -> None:
+    places = _places(package)
+    upward = [
+        f"{name} imports {other}"
+        for name, path in MODULES.items()
+        for other in imports(path)
+        if name.startswith(f"{package}.") and other.startswith(f"{package}.")
+        for mine, theirs in [(_entry(name), _entry(other))]
+        if mine != theirs and places[theirs] <= places[mine]
+    ]
+    assert not upward
+
+
+def _entry(name: str) -> str:
+    """The file or folder of its package that a module is, or lies in."""
+    return ".".join(name.split(".")[:3])
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

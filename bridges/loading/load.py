@@ -2,32 +2,24 @@
 
 import os
 import re
-import threading
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 import jax
 import numpy as np
-import torch
 import transformers
-from torch.nn.modules.module import register_module_parameter_registration_hook
-from transformers.core_model_loading import revert_weight_conversion
 
-from dew.bridges.certificate.inputs import random_inputs
 from dew.bridges.dlpack import to_torch
 from dew.bridges.dtypes import torch_dtype
+from dew.bridges.loading.meta import meta_module, spellings
 from dew.bridges.loading.pickles import unpickled
 from dew.bridges.loading.split_weights import pieces_of, stored_parts
-from dew.bridges.lowering.errors import LoweringError
-from dew.bridges.lowering.lock import TRACING
+from dew.bridges.lowering.examples import random_inputs
 from dew.bridges.lowering.lower import lowered_module
 from dew.bridges.lowering.model import Lowered
 from dew.bridges.lowering.parity import check_parity
-from dew.bridges.lowering.torch_export import aliases
-from dew.bridges.names import dotted, recomputed, torch_inputs, untrained
+from dew.bridges.names import aliases, dotted, recomputed, torch_inputs, untrained
 from dew.converters.errors import brief
 from dew.converters.folder.dequantize import dequantised
 from dew.converters.folder.folder import Folder, read_folder
@@ -37,9 +29,6 @@ from dew.converters.mapping.table import Piece, Table, joined, plain_table
 from dew.converters.open_folder import local_folder
 from dew.converters.pretrained import Pretrained
 from dew.typing import Path
-
-_UNSET = -77
-"""What integer tables hold until the module's own initialisation fills them."""
 
 
 def load_lowered(
@@ -123,113 +112,13 @@ def _stored_dtype(weights: Weights) -> np.dtype:
     return kinds.pop() if len(kinds) == 1 else np.dtype(np.float32)
 
 
-def meta_module(
-    kind: Any, config: Any, dtype: torch.dtype, stored: Collection[str]
-) -> Any:
-    """Builds a module whose weights have no storage; what torch recomputes is there.
-
-    That is the buffers that are not saved, and the fixed tables that `stored` lacks and
-    transformers does not miss, Marian's positions say.
-
-    Raises:
-        LoweringError: such a table is not computed when the module initialises.
-    """
-    with TRACING, _default_dtype(dtype), _weightless():
-        module = kind(config).eval()
-        unset = _recompute(module, stored)
-    if unset:
-        raise LoweringError(
-            f"{kind.__name__} does not recompute {', '.join(unset)}, which are not in "
-            "the folder; load it with transformers, and call dew.bridges.lower"
-        )
-    return module
-
-
-@contextmanager
-def _weightless() -> Iterator[None]:
-    """Puts each parameter that this thread's modules get on the meta device at once."""
-    thread = threading.get_ident()
-
-    def hollow(_: Any, __: str, weight: torch.nn.Parameter | None) -> Any:
-        # A tied weight comes here again, and must stay the one that it is.
-        if weight is None or weight.is_meta or threading.get_ident() != thread:
-            return None
-        return torch.nn.Parameter(weight.to("meta"), weight.requires_grad)
-
-    hook = register_module_parameter_registration_hook(hollow)
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
-def _recompute(module: Any, stored: Collection[str]) -> list[str]:
-    """Has torch compute the fixed weights that `stored` may lack; names what it can't.
-
-    They become buffers that are not saved.
-    """
-    not_missed = module._keys_to_ignore_on_load_missing or ()
-    never_saved = module._keys_to_ignore_on_save or ()
-    held = module.state_dict(keep_vars=True)
-    may_lack = [
-        name
-        for name in sorted(untrained(module) & held.keys())
-        if name in never_saved or any(re.search(p, name) for p in not_missed)
-    ]
-    spelled = _spellings(module) if may_lack else {}
-    absent: dict[str, list[str]] = {}
-    for name in may_lack:
-        if not set(spelled[name]) & set(stored):
-            path, _, last = name.rpartition(".")
-            owner = module.get_submodule(path)
-            delattr(owner, last)
-            owner.register_buffer(last, _marked(held[name]), persistent=False)
-            absent.setdefault(path, []).append(name)
-    for path in absent:
-        _around(module, path)._init_weights(module.get_submodule(path))
-    names = chain.from_iterable(absent.values())
-    return [name for name in names if _is_marked(module.get_buffer(name))]
-
-
-def _around(module: Any, path: str) -> Any:
-    """The innermost model of transformers around a submodule: it initialises it."""
-    models = [
-        (len(name), model)
-        for name, model in module.named_modules()
-        if isinstance(model, transformers.PreTrainedModel)
-        and (not name or f"{path}.".startswith(f"{name}."))
-    ]
-    return max(models, key=lambda found: found[0])[1]
-
-
-def _marked(buffer: torch.Tensor) -> torch.Tensor:
-    unset = float("nan") if buffer.is_floating_point() else _UNSET
-    return torch.full(buffer.shape, unset, dtype=buffer.dtype, device="cpu")
-
-
-def _is_marked(buffer: torch.Tensor) -> bool:
-    unset = buffer.isnan() if buffer.is_floating_point() else buffer == _UNSET
-    return bool(unset.any())
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Builds modules in this dtype, as transformers does for a checkpoint of it."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
 def _table(folder: Folder, module: Any) -> Table:
     """Pairs stored tensors with the module's weights, by torch's own names.
 
     A folder of the base model fits a model around it, and the other way round. Tied
     copies must be equal.
     """
-    weights, spelled = folder.weights, _spellings(module)
+    weights, spelled = folder.weights, spellings(module)
     first, apart = aliases(module), untrained(module)
     placed: dict[str, tuple[Path, tuple[int, ...]]] = {}
     copies: set[str] = set()
@@ -291,26 +180,6 @@ def _in_parts(module: Any, weights: Weights, placed: set[Path]) -> Table:
         shapes={name: weights.entries[name].shape for name in sources},
         variables=variables,
     )
-
-
-def _spellings(module: Any) -> dict[str, tuple[str, ...]]:
-    """Returns what files may call each weight: transformers renames some as it saves.
-
-    A folder of the base model lacks the prefix that one of a model around it has.
-    """
-    prefix = f"{module.base_model_prefix}."
-    held = dict(module.state_dict(keep_vars=True))
-    # Converted weights are other tensors than the module's; renamed ones are the same.
-    renamed = {
-        id(tensor): name
-        for name, tensor in revert_weight_conversion(module, held).items()
-    }
-    spelled = {}
-    for name, tensor in held.items():
-        both = (name, renamed.get(id(tensor), name))
-        around = [(n, n.removeprefix(prefix), prefix + n) for n in both]
-        spelled[name] = tuple(dict.fromkeys(sum(around, ())))
-    return spelled
 
 
 def _unequal(

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from dew.bridges.lowering.errors import LoweringExportError
 from dew.bridges.lowering.graph import Program, program_from_export, renamed
 from dew.bridges.lowering.lock import TRACING
+from dew.bridges.names import aliases
 
 FINAL, BLOCK = "final", "block."
 """Names of the marked values; what the module itself returns is under its own names."""
@@ -201,16 +202,6 @@ def skeleton(
             hollow(name, weight), requires_grad=weight.requires_grad
         )
     return copy.deepcopy(module, memo)
-
-
-def aliases(module: torch.nn.Module) -> dict[str, str]:
-    """Maps each name a weight goes by to the first: tied weights are one leaf."""
-    first: dict[int, str] = {}
-    names: dict[str, str] = {}
-    for named in (module.named_parameters, module.named_buffers):
-        for name, tensor in named(remove_duplicate=False):
-            names[name] = first.setdefault(id(tensor), name)
-    return names
 
 
 def export(

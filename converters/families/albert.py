@@ -1,15 +1,14 @@
 """ALBERT: BERT with a narrow embedding, whose layers share their weights."""
 
+from dew.converters.config.defaults import Heads
 from dew.converters.config.fields import Inert, Only, Read, Several, Use
-from dew.converters.config.heads import Heads
 from dew.converters.config.transforms import shared_blocks
 from dew.converters.families import shared_encoders as encoders
 from dew.converters.families.base import Family
 from dew.converters.mapping.rules import Rule
-from dew.nn.config import MLP
+from dew.nn.activations import ACTIVATIONS
+from dew.nn.config import MLP, EncoderConfig
 from dew.nn.encoder import Encoder
-from dew.nn.encoder_config import EncoderConfig
-from dew.nn.linear import ACTIVATIONS
 
 CLASSES = {
     "AlbertForMaskedLM": encoders.MASKED,

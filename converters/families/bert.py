@@ -1,12 +1,11 @@
 """BERT: post-norm blocks over learned positions and two kinds of tokens."""
 
-from dew.converters.config.heads import Heads
+from dew.converters.config.defaults import Heads
 from dew.converters.families import shared_encoders as encoders
 from dew.converters.families.base import Family
 from dew.converters.mapping.rules import Rule
-from dew.nn.config import MLP
+from dew.nn.config import MLP, EncoderConfig
 from dew.nn.encoder import Encoder
-from dew.nn.encoder_config import EncoderConfig
 
 CLASSES = {
     "BertForMaskedLM": encoders.MASKED,

@@ -1,14 +1,13 @@
 """DistilBERT: BERT without kinds of tokens and without a pooler."""
 
+from dew.converters.config.defaults import Heads
 from dew.converters.config.fields import Inert, Quotient, Use
-from dew.converters.config.heads import Heads
 from dew.converters.families import shared_encoders as encoders
 from dew.converters.families.base import Family
 from dew.converters.mapping.rules import Rule
-from dew.nn.config import MLP
+from dew.nn.activations import ACTIVATIONS
+from dew.nn.config import MLP, EncoderConfig
 from dew.nn.encoder import Encoder
-from dew.nn.encoder_config import EncoderConfig
-from dew.nn.linear import ACTIVATIONS
 
 CLASSES = {
     "DistilBertForMaskedLM": encoders.MASKED,

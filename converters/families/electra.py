@@ -1,14 +1,13 @@
 """ELECTRA: BERT with a narrow embedding, a generator's head and a discriminator's."""
 
+from dew.converters.config.defaults import Heads
 from dew.converters.config.fields import Inert, Use
-from dew.converters.config.heads import Heads
 from dew.converters.config.transforms import other_than
 from dew.converters.families import shared as parts
 from dew.converters.families import shared_encoders as encoders
 from dew.converters.families.base import Family
-from dew.nn.config import MLP
+from dew.nn.config import MLP, EncoderConfig
 from dew.nn.encoder import Encoder
-from dew.nn.encoder_config import EncoderConfig
 
 CLASSES = {
     "ElectraForMaskedLM": encoders.MASKED | {"readout.dense.activation": "gelu"},

@@ -6,8 +6,8 @@ from dew.converters.config.rope import RopeFields
 from dew.converters.config.transforms import inverse_root, root, windows
 from dew.converters.families import shared as parts
 from dew.converters.families.base import TIED_HEAD, Family
+from dew.nn.activations import ACTIVATIONS
 from dew.nn.config import MLP
-from dew.nn.linear import ACTIVATIONS
 
 FIELDS = {
     **parts.SIZES,

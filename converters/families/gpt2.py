@@ -5,8 +5,8 @@ from dew.converters.config.fields import Inert, Quotient, Use
 from dew.converters.families import shared as parts
 from dew.converters.families.base import TIED_HEAD, Family
 from dew.converters.mapping.rules import Prefix, Rule
+from dew.nn.activations import ACTIVATIONS
 from dew.nn.config import MLP
-from dew.nn.linear import ACTIVATIONS
 
 FIELDS = {
     "vocab_size": Use("vocab", 50257),

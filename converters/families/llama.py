@@ -4,8 +4,8 @@ from dew.converters.config.fields import Inert, Quotient, Read, Same, Use
 from dew.converters.config.rope import RopeFields
 from dew.converters.families.base import TIED_HEAD, Family
 from dew.converters.mapping.rules import FROM_HEADS, HEADS, HEADS_BIAS, Rule
+from dew.nn.activations import ACTIVATIONS
 from dew.nn.config import MLP
-from dew.nn.linear import ACTIVATIONS
 
 FIELDS = {
     "vocab_size": Use("vocab", 32000),

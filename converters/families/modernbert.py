@@ -2,18 +2,16 @@
 
 from typing import Any
 
-from dew.converters.config.defaults import LeadingFull
+from dew.converters.config.defaults import Heads, LeadingFull, Pooling
 from dew.converters.config.fields import Inert, Quotient, Read, Same, Use
-from dew.converters.config.heads import Heads, Pooling
 from dew.converters.config.rope import RopeFields
 from dew.converters.config.transforms import half_windows
 from dew.converters.families import shared_encoders as encoders
 from dew.converters.families.base import Family
 from dew.converters.mapping.rules import FROM_HEADS, Prefix, Rule
-from dew.nn.config import MLP
+from dew.nn.activations import ACTIVATIONS
+from dew.nn.config import MLP, EncoderConfig
 from dew.nn.encoder import Encoder
-from dew.nn.encoder_config import EncoderConfig
-from dew.nn.linear import ACTIVATIONS
 
 DENSE: dict[str, Any] = {
     "readout.dense.activation": Same("classifier_activation"),

@@ -4,8 +4,8 @@ from dew.converters.config import transforms as readers
 from dew.converters.config.fields import Inert, Only, Quotient, Same, Use
 from dew.converters.families.base import TIED_HEAD, Family
 from dew.converters.mapping.rules import FROM_HEADS, HEADS, HEADS_BIAS, Prefix, Rule
+from dew.nn.activations import ACTIVATIONS
 from dew.nn.config import MLP
-from dew.nn.linear import ACTIVATIONS
 
 FIELDS = {
     "vocab_size": Use("vocab", 50272),

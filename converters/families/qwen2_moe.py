@@ -7,8 +7,8 @@ from dew.converters.config.rope import RopeFields
 from dew.converters.families import shared as parts
 from dew.converters.families.base import TIED_HEAD, Family
 from dew.converters.mapping.rules import Rule
+from dew.nn.activations import ACTIVATIONS
 from dew.nn.config import MLP, MoE
-from dew.nn.linear import ACTIVATIONS
 
 SHARED = parts.LAYER + "mlp.shared_expert"
 FIELDS = {

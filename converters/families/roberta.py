@@ -1,14 +1,13 @@
 """RoBERTa: BERT whose positions start after the token of padding and skip it."""
 
+from dew.converters.config.defaults import Heads
 from dew.converters.config.fields import Several, Use
-from dew.converters.config.heads import Heads
 from dew.converters.config.transforms import after, beyond
 from dew.converters.families import shared_encoders as encoders
 from dew.converters.families.base import Family
 from dew.converters.mapping.rules import Rule
-from dew.nn.config import MLP
+from dew.nn.config import MLP, EncoderConfig
 from dew.nn.encoder import Encoder
-from dew.nn.encoder_config import EncoderConfig
 
 CLASSES = {
     "RobertaForMaskedLM": encoders.MASKED | {"readout.dense.activation": "gelu"},

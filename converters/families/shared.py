@@ -4,7 +4,7 @@ from dew.converters.config.defaults import LateWindows
 from dew.converters.config.fields import Field, Inert, Quotient, Read, Same, Use
 from dew.converters.config.transforms import dense_layers, windows
 from dew.converters.mapping.rules import FROM_HEADS, HEADS, HEADS_BIAS, Rule
-from dew.nn.linear import ACTIVATIONS
+from dew.nn.activations import ACTIVATIONS
 
 SIZES: dict[str, Field] = {
     "vocab_size": Use("vocab", 32000),

@@ -2,11 +2,11 @@
 
 from typing import Any
 
+from dew.converters.config.defaults import NumLabels
 from dew.converters.config.fields import Field, Inert, Only, Quotient, Read, Same, Use
-from dew.converters.config.heads import NumLabels
 from dew.converters.families.base import Copy
 from dew.converters.mapping.rules import FROM_HEADS, HEADS, HEADS_BIAS, Prefix, Rule
-from dew.nn.linear import ACTIVATIONS
+from dew.nn.activations import ACTIVATIONS
 
 SIZES: dict[str, Field] = {
     "vocab_size": Use("vocab", 30522),

@@ -20,8 +20,8 @@ from dew.converters.lora.config import ALL_LINEAR, Lora, matches
 from dew.converters.mapping.build import build_table
 from dew.converters.mapping.table import Piece, Table, shown
 from dew.converters.pretrained import Pretrained
+from dew.nn.block import Scanned
 from dew.nn.lora import Adapter, Site, is_factor, merged, sites, with_adapters
-from dew.nn.stack import Scanned
 from dew.typing import Path, Variables
 
 

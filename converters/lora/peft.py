@@ -22,6 +22,7 @@ from jax.experimental import multihost_utils
 
 from dew.converters.errors import brief
 from dew.converters.folder.atomic import staged
+from dew.converters.folder.fetch import HUB_ID
 from dew.converters.folder.safetensors import Spec, read_header, write_file
 from dew.converters.folder.weights import Weights, unreadable
 from dew.converters.lora.adapters import (
@@ -36,7 +37,6 @@ from dew.converters.lora.config import Lora, matches
 from dew.converters.lora.peft_config import CONFIG, read_config
 from dew.converters.lora.peft_layout import form_of, is_transposed, joined, split
 from dew.converters.mapping.table import Table
-from dew.converters.open_folder import HUB_ID
 from dew.converters.pretrained import Pretrained
 from dew.converters.save import on_host
 from dew.nn.lora import adapter_leaves

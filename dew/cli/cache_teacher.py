@@ -14,8 +14,7 @@ import tyro
 from rich.console import Console
 
 from dew.api import Road
-from dew.cli.distill import num_rows
-from dew.cli.load import Precision, eos_of, load_to_train, texts, tokenizer_of
+from dew.cli.load import Precision, eos_of, load_to_train, num_rows, texts, tokenizer_of
 from dew.cli.report import show
 from dew.converters.folder.folder import read_folder
 from dew.converters.open_folder import local_folder
@@ -29,8 +28,8 @@ from dew.data.teacher_cache import (
     Policy,
     tokenizer_hash,
 )
-from dew.objectives.causal_lm import INPUTS
 from dew.objectives.distillation.teachers import scores_of
+from dew.objectives.tokens import INPUTS
 
 
 @dataclass(frozen=True, kw_only=True)

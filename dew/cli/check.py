@@ -8,8 +8,14 @@ import tyro
 from rich.console import Console
 
 from dew.api import Road
-from dew.cli.distill import common_vocabulary
-from dew.cli.load import eos_of, load_to_train, num_blocks, texts, tokenizer_of
+from dew.cli.load import (
+    common_vocabulary,
+    eos_of,
+    load_to_train,
+    num_blocks,
+    texts,
+    tokenizer_of,
+)
 from dew.cli.report import show
 from dew.cli.terms import chosen
 from dew.converters.pretrained import Pretrained

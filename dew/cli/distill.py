@@ -3,16 +3,19 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 from rich.console import Console
 
 from dew import api as roads
+from dew.cli.flags import Training, table
 from dew.cli.load import (
+    common_vocabulary,
     configured_blocks,
     load_to_train,
     num_blocks,
+    num_rows,
     tokenizer_of,
     weights_hash,
 )
@@ -20,7 +23,6 @@ from dew.cli.lora_flags import trained_by
 from dew.cli.report import show
 from dew.cli.teacher_time import Watch, seconds_a_token, waited
 from dew.cli.terms import Chosen, chosen
-from dew.cli.train import Training, table
 from dew.converters.pretrained import Pretrained
 from dew.data import Batches
 from dew.data.retokenize import Respelled
@@ -28,7 +30,6 @@ from dew.data.teacher_cache import CachedBatches, TeacherCache, tokenizer_hash
 from dew.losses.divergences import CrossEntropy
 from dew.losses.hidden_states import LayerPairs, even_layers
 from dew.losses.uld import ULD
-from dew.losses.vocabulary import VocabularyMap, align
 from dew.objectives.causal_lm import CausalLM
 from dew.objectives.distillation.cross_tokenizer import AcrossTokenizers
 from dew.objectives.distillation.objective import Distillation
@@ -266,22 +267,3 @@ class _Taught:
     data: Iterator[Batch]
     hashes: Mapping[str, str] = field(default_factory=dict)
     waited_s: Callable[[], float] | None = None
-
-
-def num_rows(source: Pretrained) -> int:
-    """How many rows a model's logits have."""
-    config: Any = source.config
-    return int(config["vocab_size"])
-
-
-def common_vocabulary(student: Pretrained, teacher: Pretrained) -> VocabularyMap | None:
-    """The classes that both sides score; None where rows mean the same on both.
-
-    Raises:
-        ValueError: the tokenizers cannot be proved to agree.
-    """
-    sides = [(tokenizer_of(one), num_rows(one)) for one in (student, teacher)]
-    (ours, our_rows), (theirs, their_rows) = sides
-    if our_rows == their_rows and tokenizer_hash(ours) == tokenizer_hash(theirs):
-        return None
-    return align(ours, theirs, student_rows=our_rows, teacher_rows=their_rows)

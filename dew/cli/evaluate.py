@@ -17,7 +17,8 @@ from dew.cli.load import (
 )
 from dew.cli.report import show
 from dew.data import Packing, evaluation_batches
-from dew.objectives.causal_lm import CausalLM, token_metrics
+from dew.objectives.causal_lm import CausalLM
+from dew.objectives.metrics import token_metrics
 from dew.training.evaluation import Evaluation, run_evaluation
 
 

@@ -19,6 +19,8 @@ from dew.converters.open_folder import local_folder
 from dew.converters.pretrained import Pretrained
 from dew.data import open_documents
 from dew.data.documents import Documents
+from dew.data.teacher_cache import tokenizer_hash
+from dew.losses.vocabulary import VocabularyMap, align
 from dew.nn.decoder import Decoder, Remat
 
 Precision = Literal["float32", "bfloat16"]
@@ -127,3 +129,22 @@ class Counted(Protocol):
 def eos_of(source: Pretrained) -> int | None:
     """The id that ends a document, None where the model has none."""
     return source.eos_ids[0] if source.eos_ids else None
+
+
+def num_rows(source: Pretrained) -> int:
+    """How many rows a model's logits have."""
+    config: Any = source.config
+    return int(config["vocab_size"])
+
+
+def common_vocabulary(student: Pretrained, teacher: Pretrained) -> VocabularyMap | None:
+    """The classes that both sides score; None where rows mean the same on both.
+
+    Raises:
+        ValueError: the tokenizers cannot be proved to agree.
+    """
+    sides = [(tokenizer_of(one), num_rows(one)) for one in (student, teacher)]
+    (ours, our_rows), (theirs, their_rows) = sides
+    if our_rows == their_rows and tokenizer_hash(ours) == tokenizer_hash(theirs):
+        return None
+    return align(ours, theirs, student_rows=our_rows, teacher_rows=their_rows)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import jax
 from rich.console import Console
 
+from dew.cli.flags import Training, table
 from dew.cli.load import load_to_train
 from dew.cli.lora_flags import trained_by
 from dew.cli.report import show
-from dew.cli.train import Training, table
 from dew.objectives.causal_lm import CausalLM
 
 

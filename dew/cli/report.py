@@ -7,9 +7,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from dew.training.callbacks import Callback
 from dew.training.logs import Log
-from dew.training.progress import Meter, Progress
-from dew.training.trainer import Callback
+from dew.training.progress import Progress
+from dew.training.throughput import Meter
 
 
 def show(

@@ -1,19 +1,21 @@
 """The block of a transformer, and the stack of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from dew.nn.attention import Context, SelfAttention
 from dew.nn.config import MoE, TransformerConfig
-from dew.nn.linear import Normalize
 from dew.nn.mlp import FeedForward
 from dew.nn.moe import MixtureOfExperts
-from dew.nn.stack import StackView, scan_layers
+from dew.nn.norm import Normalize
+from dew.typing import Path
 
 Remat = Literal["none", "block", "dots"]
 """What the backward pass computes again: nothing, each block, all but its products."""
@@ -134,3 +136,61 @@ class Layers(nn.Module):
             for name, node in view.unstack(updated).items():
                 self.put_variable(collection, name, node)
         return x, dict(zip(wanted, outputs, strict=True))
+
+
+@dataclass(frozen=True)
+class StackView:
+    """How the subtrees `names` of one node become a bank, and come back from it."""
+
+    names: tuple[str, ...]
+
+    def stack(self, node: Mapping[str, Any]) -> Any:
+        """The layers' leaves stacked on axis 0, in the order of `names`."""
+        layers = [node[name] for name in self.names]
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
+
+    def unstack(self, bank: Any) -> dict[str, Any]:
+        """One subtree per layer again."""
+        return {
+            name: jax.tree.map(lambda leaf, i=i: leaf[i], bank)
+            for i, name in enumerate(self.names)
+        }
+
+
+@dataclass(frozen=True)
+class DecoderBank:
+    """A physical scanned stack: where it lies below each collection, and its view."""
+
+    namespace: Path
+    view: StackView
+
+
+@runtime_checkable
+class Scanned(Protocol):
+    """A model that says which stacks a scanned execution of it reads."""
+
+    def banks(self) -> tuple[DecoderBank, ...]:
+        """The stacks, none where blocks are unrolled."""
+        ...
+
+
+def scan_layers(
+    block: Callable[[Any, Any, Any], tuple[Any, Any]],
+    x: Float[Array, "batch seq embed"],
+    bank: Any,
+    keys: Any,
+    wanted: Sequence[int],
+) -> tuple[Float[Array, "batch seq embed"], list[Any], Any]:
+    """Runs `block(variables, key, x) -> (x, updates)` over a bank.
+
+    Returns:
+        The last output, the outputs of the layers in `wanted`, and the updates stacked.
+    """
+
+    def step(x: Any, layer: tuple[Any, Any]) -> tuple[Any, tuple[Any, Any]]:
+        variables, key = layer
+        x, updates = block(variables, key, x)
+        return x, (x if wanted else None, updates)
+
+    x, (outputs, updates) = jax.lax.scan(step, x, (bank, keys))
+    return x, [outputs[i] for i in wanted], updates

@@ -10,12 +10,17 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
 from dew.nn.attention import Context, visible_keys
-from dew.nn.block import Layers, Remat
+from dew.nn.block import DecoderBank, Layers, Remat, StackView
 from dew.nn.config import DecoderConfig
-from dew.nn.embedding import Table, Unembedding
-from dew.nn.linear import Linear, Normalize
-from dew.nn.positions import check_length, check_positions, learned_rows
-from dew.nn.stack import DecoderBank, StackView
+from dew.nn.embedding import (
+    Table,
+    Unembedding,
+    check_length,
+    check_positions,
+    learned_rows,
+)
+from dew.nn.linear import Linear
+from dew.nn.norm import Normalize
 from dew.typing import Outputs, Variables
 
 

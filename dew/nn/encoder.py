@@ -8,13 +8,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from dew.nn.attention import Context, visible_keys
-from dew.nn.block import Layers, Remat
-from dew.nn.embedding import Table
-from dew.nn.encoder_config import EncoderConfig
+from dew.nn.block import DecoderBank, Layers, Remat, StackView
+from dew.nn.config import EncoderConfig
+from dew.nn.embedding import Table, check_length, check_positions, learned_rows
 from dew.nn.encoder_head import Answers
-from dew.nn.linear import Linear, Normalize
-from dew.nn.positions import check_length, check_positions, learned_rows
-from dew.nn.stack import DecoderBank, StackView
+from dew.nn.linear import Linear
+from dew.nn.norm import Normalize
 from dew.typing import Outputs
 
 KINDS = "token_type_ids"

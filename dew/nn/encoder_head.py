@@ -4,9 +4,11 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from dew.nn.activations import ACTIVATIONS
+from dew.nn.config import EncoderConfig
 from dew.nn.embedding import Unembedding
-from dew.nn.encoder_config import EncoderConfig
-from dew.nn.linear import ACTIVATIONS, Linear, Normalize
+from dew.nn.linear import Linear
+from dew.nn.norm import Normalize
 
 
 class Answers(nn.Module):

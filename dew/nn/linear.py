@@ -5,7 +5,7 @@ a view and saves as its own bytes. (Measured on a CPU: also the faster order, 0.
 the time forward and 0.83 with gradients at 576 → 1536.)
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -14,10 +14,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
-
-from dew.nn.config import Norm
-
-Activation = Callable[[Array], Array]
 
 LORA = "lora"
 """The collection of what an adapter is multiplied by, and dropped with."""
@@ -140,69 +136,3 @@ def _affine_backward(
 
 
 _affine_in_half.defvjp(_affine_forward, _affine_backward)
-
-
-class Normalize(nn.Module):
-    """The norm that a `Norm` describes, over the last axis of x.
-
-    Ba et al., "Layer Normalization" (2016); Zhang and Sennrich, "Root Mean Square Layer
-    Normalization" (2019). Weights have the shape `dims`, whose last axis is x's last.
-    """
-
-    config: Norm
-    dims: Sequence[int]
-
-    @nn.compact
-    def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        """Normalises in float32 and returns the dtype of x."""
-        c, dtype = self.config, x.dtype
-        wide = x.astype(jnp.float32)
-        if c.kind == "layer":
-            wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
-        power = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-        y = wide * jax.lax.rsqrt(power + c.eps)
-        if not c.wide and c.kind == "rms":
-            y = y.astype(dtype)
-        if c.scaled:
-            init = nn.initializers.constant(1 - c.offset)
-            weight = self.param("weight", init, tuple(self.dims)).astype(y.dtype)
-            y = y * self._spread(weight + c.offset if c.offset else weight, y)
-        if c.bias:
-            bias = self.param("bias", nn.initializers.zeros, tuple(self.dims))
-            y = y + self._spread(bias.astype(y.dtype), y)
-        return y.astype(dtype)
-
-    def _spread(self, weight: Array, x: Array) -> Array:
-        return jax.lax.expand_dims(weight, range(x.ndim - weight.ndim))
-
-
-def rounded_once(activation: Activation) -> Activation:
-    """The activation worked out in float32 and rounded once, as torch's kernels do.
-
-    The backward pass keeps x alone and works out the rest again.
-    """
-
-    def wide(x: Array) -> Array:
-        return activation(x.astype(jnp.float32)).astype(x.dtype)
-
-    lean = jax.checkpoint(wide, prevent_cse=False)
-    return lambda x: activation(x) if x.dtype.itemsize >= 4 else lean(x)
-
-
-ACTIVATIONS = {
-    name: rounded_once(activation)
-    for name, activation in {
-        "silu": nn.silu,
-        "swish": nn.silu,
-        "relu": nn.relu,
-        "gelu": lambda x: nn.gelu(x, approximate=False),
-        "gelu_new": lambda x: nn.gelu(x, approximate=True),
-        "gelu_pytorch_tanh": lambda x: nn.gelu(x, approximate=True),
-        "gelu_fast": lambda x: nn.gelu(x, approximate=True),
-        "gelu_python": lambda x: nn.gelu(x, approximate=False),
-        "quick_gelu": lambda x: x * nn.sigmoid(1.702 * x),
-        "relu2": lambda x: jnp.square(nn.relu(x)),
-        "tanh": jnp.tanh,
-    }.items()
-}
-"""Activations by the names that Hugging Face configs use."""

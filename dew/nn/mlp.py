@@ -3,8 +3,9 @@
 import flax.linen as nn
 from jaxtyping import Array, Float
 
+from dew.nn.activations import ACTIVATIONS
 from dew.nn.config import MLP
-from dew.nn.linear import ACTIVATIONS, Linear
+from dew.nn.linear import Linear
 
 
 class FeedForward(nn.Module):

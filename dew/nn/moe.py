@@ -12,8 +12,9 @@ import jax.numpy as jnp
 from einops import rearrange
 from jaxtyping import Array, Bool, Float, Int
 
+from dew.nn.activations import ACTIVATIONS
 from dew.nn.config import MoE
-from dew.nn.linear import ACTIVATIONS, Linear
+from dew.nn.linear import Linear
 from dew.nn.mlp import FeedForward
 from dew.tree import flatten, unflatten
 from dew.typing import Variables

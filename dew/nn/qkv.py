@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from dew.nn.config import Attention, Norm
-from dew.nn.linear import Linear, Normalize
+from dew.nn.linear import Linear
+from dew.nn.norm import Normalize
 
 Turn = Callable[[Array], Array]
 """Applies the rotary embedding."""

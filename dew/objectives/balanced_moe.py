@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from dew.nn.block import DecoderBank
 from dew.nn.moe import expert_loads
-from dew.nn.stack import DecoderBank
 from dew.objectives.base import Aux, InputSpec, Mean, Objective, Prediction, Step
-from dew.objectives.causal_lm import CausalLM, TokenScores
-from dew.objectives.hiding import real_tokens
+from dew.objectives.causal_lm import CausalLM
+from dew.objectives.tokens import TokenScores, real_tokens
 from dew.state import TrainState
 from dew.tasks.generation import TextGeneration
 from dew.typing import Batch, Variables

@@ -28,7 +28,7 @@ from flax import struct
 from jaxtyping import Array, Float, Int, Key
 from typing_extensions import TypeVar
 
-from dew.nn.stack import DecoderBank
+from dew.nn.block import DecoderBank
 from dew.state import TrainState
 from dew.tasks.base import Task as Task
 from dew.tree import FROZEN as FROZEN

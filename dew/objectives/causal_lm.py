@@ -1,18 +1,17 @@
 """Causal language modelling: predict each token from those before it."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Protocol, no_type_check, runtime_checkable
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from flax import struct
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Int
 
+from dew.losses.cross_entropy import next_token_losses, next_tokens
+from dew.nn.block import DecoderBank, Scanned
 from dew.nn.encoder import Encoder
-from dew.nn.stack import DecoderBank, Scanned
 from dew.objectives.base import (
     Aux,
     EMASpec,
@@ -21,70 +20,14 @@ from dew.objectives.base import (
     Objective,
     Prediction,
     Step,
-    mean_of_totals,
-    merge_totals,
 )
 from dew.objectives.model import forward, started
+from dew.objectives.tokens import INPUTS, TokenScores, TokenStates, next_token_weights
 from dew.source import Source
 from dew.state import TrainState
 from dew.tasks.generation import TextGeneration
 from dew.tree import thaw, wide
 from dew.typing import Batch, PathFilter, Variables
-
-INPUTS = ("tokens", "positions", "segment_ids", "mask")
-"""What of a batch the model reads."""
-
-
-@no_type_check
-@struct.dataclass
-class TokenScores:
-    """Loss and weight of every position of a batch, each [batch, seq]."""
-
-    losses: Float[Array, "batch seq"]
-    weights: Float[Array, "batch seq"]
-
-
-@no_type_check
-@struct.dataclass
-class TokenStates:
-    """What logits are made of, the weight of every position, and the layers asked for.
-
-    `final` are the states after the final norm.
-    """
-
-    final: Float[Array, "batch seq embed"]
-    weights: Float[Array, "batch seq"]
-    hidden: tuple[Float[Array, "batch seq embed"], ...] = ()
-
-
-@runtime_checkable
-class Splittable(Protocol):
-    """A token objective that gives its trunk's states and its unembedding apart."""
-
-    def states(
-        self,
-        params: Variables,
-        batch: Batch,
-        step: Step,
-        *,
-        train: bool,
-        layers: Sequence[int] = (),
-    ) -> tuple[TokenStates, Aux[Any]]:
-        """One pass up to the output embedding, as `predict` makes it."""
-        ...
-
-    def splits(self, params: Variables) -> tuple[Source, Variables]:
-        """The model whose `unembed` goes on from there, and its variables."""
-        ...
-
-
-@runtime_checkable
-class Labelled(Protocol):
-    """An objective that scores each position on one token."""
-
-    def labels(self, batch: Batch, step: Step) -> Int[Array, "batch seq"]:
-        """Those tokens, at least 0; any token where the position has no weight."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -241,85 +184,3 @@ class CausalLM(Objective[Mean, None]):
     def pipeline(self, state: TrainState, *, ema: bool = True) -> TextGeneration:
         """The trained model, ready to continue texts and to be saved."""
         return TextGeneration(self.source, thaw(state.published(ema=ema)))
-
-
-def next_token_weights(batch: Batch) -> Float[Array, "batch seq"]:
-    """1 where a real token predicts the next real token of its own document, else 0."""
-    real = jnp.ones(batch["tokens"].shape, bool)
-    if "mask" in batch:
-        real = batch["mask"].astype(bool)
-    counted = real & _next(real)
-    if "segment_ids" in batch:
-        segments = batch["segment_ids"]
-        counted &= (segments == jnp.roll(segments, -1, axis=1)) & (segments != 0)
-    if "loss_mask" in batch:
-        counted &= _next(batch["loss_mask"].astype(bool))
-    return counted.astype(jnp.float32)
-
-
-def next_token_losses(
-    logits: Float[Array, "batch seq vocab"], tokens: Int[Array, "batch seq"]
-) -> Float[Array, "batch seq"]:
-    """-log softmax(logits) of the following token, float32; the last position is 0."""
-    return token_losses(logits, next_tokens(tokens)).at[:, -1].set(0)
-
-
-def next_tokens(tokens: Int[Array, "batch seq"]) -> Int[Array, "batch seq"]:
-    """Each position's following token; the first of the row for the last."""
-    return jnp.roll(tokens, -1, axis=1)
-
-
-def token_losses(
-    logits: Float[Array, "batch seq vocab"], labels: Int[Array, "batch seq"]
-) -> Float[Array, "batch seq"]:
-    """-log softmax(logits) of the labels, float32 or wider."""
-    logits = wide(logits)
-    chosen = jnp.take_along_axis(logits, labels[:, :, None], axis=-1)[:, :, 0]
-    return jax.nn.logsumexp(logits, axis=-1) - chosen
-
-
-def _next(flags: Bool[Array, "batch seq"]) -> Bool[Array, "batch seq"]:
-    """Each position's flag of the one after it; False for the last."""
-    return jnp.roll(flags, -1, axis=1).at[:, -1].set(False)
-
-
-class NatsPerToken:
-    """The mean loss over every token of the pass, never a mean of means."""
-
-    reads = TokenScores
-
-    def __call__(self, artifact: TokenScores, /) -> tuple[float, float]:
-        """Summed loss and number of tokens of one batch."""
-        stats = Mean.of(artifact.losses, artifact.weights)
-        return float(stats.total), float(stats.mass)
-
-    merge = staticmethod(merge_totals)
-
-    def finalize(self, accumulated: tuple[float, float], /) -> float:
-        """Nats per token."""
-        return mean_of_totals(accumulated)
-
-
-class Perplexity(NatsPerToken):
-    """exp of the mean loss over every token of the pass."""
-
-    def finalize(self, accumulated: tuple[float, float], /) -> float:
-        """Perplexity per token."""
-        return math.exp(mean_of_totals(accumulated))
-
-
-class TokenCount(NatsPerToken):
-    """How many tokens a pass predicted."""
-
-    def finalize(self, accumulated: tuple[float, float], /) -> float:
-        """Tokens."""
-        return accumulated[1]
-
-
-def token_metrics() -> dict[str, NatsPerToken]:
-    """The metrics of a language model by the names they are reported under."""
-    return {
-        "perplexity": Perplexity(),
-        "nats_per_token": NatsPerToken(),
-        "tokens": TokenCount(),
-    }

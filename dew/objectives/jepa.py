@@ -6,12 +6,11 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array
+from jaxtyping import Array, Bool
 
 from dew.objectives.base import Aux, EMASpec, InputSpec, Mean, Objective, Step
-from dew.objectives.causal_lm import TokenScores
-from dew.objectives.hiding import hide_spans
 from dew.objectives.model import forward, scored, started
+from dew.objectives.tokens import TokenScores
 from dew.source import Source
 from dew.state import TrainState
 from dew.tasks.scoring import Scoring
@@ -118,3 +117,10 @@ class JEPA(Objective[Mean, None]):
         guess = wide(read(params, PREDICTOR, {**context, **seen}, train))
         losses = jnp.mean(optax.losses.huber_loss(guess, target), axis=-1)
         return TokenScores(losses, hidden.astype(jnp.float32))
+
+
+def hide_spans(key: Array, rows: int, seq: int, width: int) -> Bool[Array, "rows seq"]:
+    """True on one span of `width` positions in each row."""
+    start = jax.random.randint(key, (rows, 1), 0, seq - width + 1)
+    place = jnp.arange(seq)[None]
+    return (place >= start) & (place < start + width)

@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
+from dew.losses.cross_entropy import token_losses
 from dew.nn.encoder import KINDS
 from dew.objectives.base import (
     Aux,
@@ -18,14 +19,40 @@ from dew.objectives.base import (
     Prediction,
     Step,
 )
-from dew.objectives.causal_lm import INPUTS, TokenScores, token_losses
-from dew.objectives.hiding import hide_tokens, real_tokens
 from dew.objectives.model import forward, scored, started
+from dew.objectives.tokens import INPUTS, TokenScores, real_tokens
 from dew.source import Source
 from dew.state import TrainState
 from dew.tasks.scoring import Scoring
 from dew.tree import thaw, wide
 from dew.typing import Batch, PathFilter, Variables
+
+IGNORED = -100
+"""The label of a position that is not predicted, as torch has it."""
+
+
+def hide_tokens(
+    tokens: Int[Array, "batch seq"],
+    free: Bool[Array, "batch seq"],
+    key: Array,
+    *,
+    rate: float,
+    mask_id: int,
+    vocab: int,
+) -> tuple[Int[Array, "batch seq"], Int[Array, "batch seq"]]:
+    """Tokens with `rate` of the free ones hidden, and those as labels.
+
+    Of the hidden ones 80 in 100 become `mask_id`, 10 a random token, and 10 stay:
+    Devlin et al., "BERT" (2019), section 3.1.
+    """
+    keys = jax.random.split(key, 3)
+    hidden = free & jax.random.bernoulli(keys[0], rate, tokens.shape)
+    fate = jax.random.uniform(keys[1], tokens.shape)
+    other = jax.random.randint(keys[2], tokens.shape, 0, vocab, tokens.dtype)
+    replaced = jnp.where(fate < 0.9, other, tokens)
+    replaced = jnp.where(fate < 0.8, jnp.full_like(tokens, mask_id), replaced)
+    labels = jnp.where(hidden, tokens, jnp.full_like(tokens, IGNORED))
+    return jnp.where(hidden, replaced, tokens), labels
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

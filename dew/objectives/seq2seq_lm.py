@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from dew.losses.cross_entropy import token_losses
 from dew.objectives.base import (
     Aux,
     EMASpec,
@@ -17,8 +18,8 @@ from dew.objectives.base import (
     Prediction,
     Step,
 )
-from dew.objectives.causal_lm import TokenScores, token_losses
 from dew.objectives.model import forward, scored, started
+from dew.objectives.tokens import TokenScores
 from dew.source import Source
 from dew.state import TrainState
 from dew.tasks.seq2seq_generation import DECODER_INPUTS, TargetGeneration

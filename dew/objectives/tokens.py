@@ -1,12 +1,89 @@
 """What the layers of a model attend to, where it can be seen."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, no_type_check, runtime_checkable
 
-from jaxtyping import Array, Float
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
 
-from dew.objectives.base import Objective, Prediction, Step
+from dew.objectives.base import Aux, Objective, Prediction, Step
+from dew.source import Source
 from dew.typing import Batch, Variables
+
+INPUTS = ("tokens", "positions", "segment_ids", "mask")
+"""What of a batch the model reads."""
+
+
+@no_type_check
+@struct.dataclass
+class TokenScores:
+    """Loss and weight of every position of a batch, each [batch, seq]."""
+
+    losses: Float[Array, "batch seq"]
+    weights: Float[Array, "batch seq"]
+
+
+@no_type_check
+@struct.dataclass
+class TokenStates:
+    """What logits are made of, the weight of every position, and the layers asked for.
+
+    `final` are the states after the final norm.
+    """
+
+    final: Float[Array, "batch seq embed"]
+    weights: Float[Array, "batch seq"]
+    hidden: tuple[Float[Array, "batch seq embed"], ...] = ()
+
+
+@runtime_checkable
+class Splittable(Protocol):
+    """A token objective that gives its trunk's states and its unembedding apart."""
+
+    def states(
+        self,
+        params: Variables,
+        batch: Batch,
+        step: Step,
+        *,
+        train: bool,
+        layers: Sequence[int] = (),
+    ) -> tuple[TokenStates, Aux[Any]]:
+        """One pass up to the output embedding, as `predict` makes it."""
+        ...
+
+    def splits(self, params: Variables) -> tuple[Source, Variables]:
+        """The model whose `unembed` goes on from there, and its variables."""
+        ...
+
+
+@runtime_checkable
+class Labelled(Protocol):
+    """An objective that scores each position on one token."""
+
+    def labels(self, batch: Batch, step: Step) -> Int[Array, "batch seq"]:
+        """Those tokens, at least 0; any token where the position has no weight."""
+        ...
+
+
+def next_token_weights(batch: Batch) -> Float[Array, "batch seq"]:
+    """1 where a real token predicts the next real token of its own document, else 0."""
+    real = jnp.ones(batch["tokens"].shape, bool)
+    if "mask" in batch:
+        real = batch["mask"].astype(bool)
+    counted = real & _next(real)
+    if "segment_ids" in batch:
+        segments = batch["segment_ids"]
+        counted &= (segments == jnp.roll(segments, -1, axis=1)) & (segments != 0)
+    if "loss_mask" in batch:
+        counted &= _next(batch["loss_mask"].astype(bool))
+    return counted.astype(jnp.float32)
+
+
+def _next(flags: Bool[Array, "batch seq"]) -> Bool[Array, "batch seq"]:
+    """Each position's flag of the one after it; False for the last."""
+    return jnp.roll(flags, -1, axis=1).at[:, -1].set(False)
 
 
 @runtime_checkable
@@ -61,3 +138,13 @@ def with_maps(
 
 MAPS = "maps"
 """The collection that a native model leaves its attention scores in."""
+
+
+def real_tokens(batch: Batch) -> Bool[Array, "batch seq"]:
+    """True for the tokens of a text, false for padding."""
+    real = jnp.ones(batch["tokens"].shape, bool)
+    if "mask" in batch:
+        real = batch["mask"].astype(bool)
+    if "segment_ids" in batch:
+        real &= batch["segment_ids"] != 0
+    return real

@@ -19,8 +19,9 @@ from jaxtyping import Array, Bool, Float, Int
 from dew.objectives.base import Initializer, Mean, Objective, Step
 from dew.state import Replay, TrainState, Window
 from dew.training.accumulation import Attempt, evaluate, pooled_gradient, replaced
-from dew.tree import flatten, select, unflatten, wide
-from dew.typing import Batch, Path, Variables
+from dew.training.ema import initial_average, next_average
+from dew.tree import wide
+from dew.typing import Batch
 
 
 @no_type_check
@@ -77,7 +78,6 @@ class TrainStep:
         init_key, root = jax.random.split(key)
         variables = initializer(init_key)
         zero = jnp.zeros((), jnp.int32)
-        spec = self.objective.ema
         state = TrainState(
             attempts=zero,
             accepted=zero,
@@ -87,7 +87,7 @@ class TrainStep:
             key=root,
             variables=variables,
             optimizer=self.optimizer.init({"params": variables["params"]}),
-            ema=None if spec is None else select(variables, self._moves(spec.select)),
+            ema=initial_average(self.objective, variables),
             window=None,
         )
         if self.accumulation == 1:
@@ -238,7 +238,7 @@ class TrainStep:
             dropped=jnp.zeros_like(state.dropped),
             variables=variables,
             optimizer=optimizer,
-            ema=self._averaged(state, variables),
+            ema=next_average(self.objective, state, variables),
         )
         bad = active & ~finite
         stayed = replace(state, dropped=state.dropped + jnp.where(bad, 1, 0))
@@ -248,30 +248,6 @@ class TrainStep:
             empty = jax.tree.map(jnp.zeros_like, replace(window, replay=None))
             closed = replace(closed, window=empty.replace(replay=window.replay))
         return closed, norm, good
-
-    def _averaged(self, state: TrainState, variables: Variables) -> Any:
-        """The EMA one commit later."""
-        if state.ema is None or self.objective.ema is None:
-            return None
-        decay = self.objective.ema.decay(state.commits)
-        live = flatten(variables)
-
-        def follow(old: Array, new: Array) -> Array:
-            if not jnp.issubdtype(old.dtype, jnp.inexact):
-                return new
-            rate = jnp.asarray(decay, old.dtype)
-            return rate * old + (1 - rate) * new
-
-        leaves = flatten(state.ema).items()
-        return unflatten({path: follow(old, live[path]) for path, old in leaves})
-
-    def _moves(self, accepts: Any) -> Any:
-        """The filter without what never moves: its average would be itself."""
-
-        def keep(path: Path) -> bool:
-            return path[0] not in self.objective.held and accepts(path)
-
-        return keep
 
 
 def _finite(tried: Attempt) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from jaxtyping import Array, Key
 
 from dew.objectives.base import Objective
 from dew.state import TrainState
+from dew.training.callbacks import Callback
 from dew.training.checkpoint import Checkpoints
 from dew.training.evaluation import Evaluation, run_evaluation
 from dew.training.feed import Feed
@@ -28,28 +29,6 @@ from dew.training.sharding import DECODER_RULES, Rules, shardings_of
 from dew.training.step import TrainStep
 from dew.training.trackers import Several, Tracker, several
 from dew.typing import Batch
-
-
-class Callback:
-    """What happens beside a run; override what is of interest."""
-
-    def on_start(self, step: int, steps: int) -> None:
-        """The run starts at commit `step` and goes on to `steps`."""
-
-    def on_log(self, log: Log) -> None:
-        """Numbers of the commits since the last log are there."""
-
-    def on_eval(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A validation pass has ended; metrics are named `set/metric`."""
-
-    def on_preview(self, step: int, name: str, shown: Any) -> None:
-        """`Objective.preview` of a set's first batch; every process is told."""
-
-    def on_save(self, step: int) -> None:
-        """The checkpoint of this commit is being written."""
-
-    def on_end(self, faults: Sequence[str]) -> None:
-        """The run has ended, well or not; `faults` are the trackers'."""
 
 
 @dataclass(eq=False)

@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from dew.converters.families import FAMILIES
-from dew.nn.config import MoE
-from dew.nn.encoder_config import EncoderConfig
+from dew.nn.config import EncoderConfig, MoE
 from tests.converters.families.decoders import TINY
 
 PAGE = Path(__file__).parents[1] / "families.md"

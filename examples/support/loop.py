@@ -9,11 +9,12 @@ import numpy as np
 
 from dew.objectives.base import Metric, Objective
 from dew.state import TrainState
+from dew.training.callbacks import Callback
 from dew.training.evaluation import Evaluation
 from dew.training.logs import Log
 from dew.training.optimizers import adamw
 from dew.training.schedules import cosine
-from dew.training.trainer import Callback, Trainer
+from dew.training.trainer import Trainer
 from dew.typing import Batch
 
 Arrays = Mapping[str, np.ndarray]

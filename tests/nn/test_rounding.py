@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from dew.nn.linear import ACTIVATIONS, affine
+from dew.nn.activations import ACTIVATIONS
+from dew.nn.linear import affine
 from tests.support.tolerances import RTOL
 
 SHARE = 0.995

@@ -14,9 +14,8 @@ from dew.losses.supervised import Classification, Regression
 from dew.objectives.barlow_twins import BarlowTwins, CrossMoments
 from dew.objectives.base import EMASpec, Step, under
 from dew.objectives.causal_lm import CausalLM
-from dew.objectives.hiding import hide_tokens
 from dew.objectives.jepa import JEPA
-from dew.objectives.masked_lm import MaskedLM
+from dew.objectives.masked_lm import MaskedLM, hide_tokens
 from dew.objectives.metrics import Accuracy, MeanLoss
 from dew.objectives.supervised import LabelScores, Supervised
 from dew.source import Source

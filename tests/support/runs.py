@@ -17,13 +17,15 @@ import numpy as np
 import optax
 
 from dew.objectives.base import EMASpec
-from dew.objectives.causal_lm import CausalLM, token_metrics
+from dew.objectives.causal_lm import CausalLM
+from dew.objectives.metrics import token_metrics
 from dew.source import Source
+from dew.training.callbacks import Callback
 from dew.training.checkpoint import Checkpoints
 from dew.training.evaluation import Evaluation
 from dew.training.logs import Log
 from dew.training.optimizers import adamw
-from dew.training.trainer import Callback, Trainer
+from dew.training.trainer import Trainer
 from dew.typing import Variables
 from tests.support.models import tiny_decoder
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dew.training.progress import (
+from dew.training.progress import Progress
+from dew.training.throughput import (
     Meter,
-    Progress,
     flops_per_token,
     peak_flops,
     peak_memory_bytes,

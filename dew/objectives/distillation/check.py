@@ -22,14 +22,14 @@ from dew.losses.reference import reference
 from dew.losses.term import Term
 from dew.losses.vocabulary import VocabularyMap
 from dew.objectives.base import Mean, Objective, Step
-from dew.objectives.distillation.check_batches import (
+from dew.objectives.distillation.check_inputs import Row as Row
+from dew.objectives.distillation.check_inputs import (
+    Subject,
     apart_and_packed,
     counted,
     pad,
     uneven,
 )
-from dew.objectives.distillation.check_inputs import Row as Row
-from dew.objectives.distillation.check_inputs import Subject
 from dew.objectives.distillation.matching import NOTHING, Matching
 from dew.objectives.distillation.objective import Distillation
 from dew.objectives.distillation.teachers import InStep, Teacher

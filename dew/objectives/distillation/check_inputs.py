@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
 
 from dew.objectives.base import Mean, Step
 from dew.objectives.distillation.objective import Distillation
@@ -69,3 +71,64 @@ class Subject:
         params = self.variables["params"]
         value, slope = self._with_slope(params, self.variables, batches)
         return float(value), slope
+
+
+def counted(batch: Batch) -> np.ndarray:
+    """Positions that predict a real token of their own document, in plain numpy."""
+    rows, length = batch["tokens"].shape
+    segments = np.asarray(batch.get("segment_ids", np.ones((rows, length), np.int32)))
+    real = np.asarray(batch.get("mask", segments > 0), bool) & (segments > 0)
+    asked = np.asarray(batch.get("loss_mask", real), bool)
+    counted = np.zeros((rows, length))
+    for i in range(length - 1):
+        same = segments[:, i] == segments[:, i + 1]
+        counted[:, i] = real[:, i] & real[:, i + 1] & same & asked[:, i + 1]
+    return counted
+
+
+def pad(batch: Batch, side: str, columns: int = 3) -> dict[str, Any]:
+    """The batch with masked columns of tokens that mean something elsewhere."""
+    rows, length = batch["tokens"].shape
+    whole = {
+        "mask": jnp.ones((rows, length), bool),
+        "positions": jnp.tile(jnp.arange(length, dtype=jnp.int32), (rows, 1)),
+        **batch,
+    }
+    fills = {"tokens": 7 % int(jnp.max(batch["tokens"]) + 1)}
+    width = (columns, 0) if side == "left" else (0, columns)
+    return {
+        name: jnp.pad(
+            leaf,
+            [(0, 0), width, *[(0, 0)] * (leaf.ndim - 2)],
+            constant_values=fills.get(name, 0),
+        )
+        for name, leaf in whole.items()
+    }
+
+
+def uneven(batch: Batch) -> dict[str, Any]:
+    """The batch with less and less to be predicted from row to row."""
+    rows, length = batch["tokens"].shape
+    kept = np.arange(length)[None] < np.linspace(length, 2, rows)[:, None]
+    asked = batch.get("loss_mask", jnp.ones((rows, length), bool))
+    return {**batch, "loss_mask": asked.astype(bool) & kept}
+
+
+def apart_and_packed(
+    tokens: Int[Array, "batch seq"],
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Two texts, as two rows and as one."""
+    half = tokens.shape[1] // 2
+    apart = tokens[:2, :half]
+    place = jnp.arange(half, dtype=jnp.int32)
+    separate = {
+        "tokens": apart,
+        "positions": jnp.stack([place, place]),
+        "segment_ids": jnp.ones((2, half), jnp.int32),
+    }
+    together = {
+        "tokens": apart.reshape(1, -1),
+        "positions": jnp.concatenate([place, place])[None],
+        "segment_ids": jnp.repeat(jnp.asarray([1, 2], jnp.int32), half)[None],
+    }
+    return separate, together

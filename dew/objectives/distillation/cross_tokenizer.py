@@ -9,10 +9,10 @@ from jaxtyping import Array
 
 from dew.data.retokenize import RESPELLED
 from dew.losses.chunking import Spanned
+from dew.losses.cross_entropy import next_tokens
 from dew.losses.term import Schedule, Term
 from dew.losses.uld import Spans, SpanScores
 from dew.objectives.base import Objective, Step
-from dew.objectives.causal_lm import next_tokens
 from dew.objectives.distillation.teachers import Scored
 from dew.typing import Batch, Variables
 

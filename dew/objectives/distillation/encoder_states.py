@@ -17,9 +17,8 @@ from dew.objectives.base import (
     Prediction,
     Step,
 )
-from dew.objectives.causal_lm import INPUTS
-from dew.objectives.hiding import real_tokens
 from dew.objectives.model import forward, started
+from dew.objectives.tokens import INPUTS, real_tokens
 from dew.source import Source
 from dew.state import TrainState
 from dew.tasks.scoring import Scoring

@@ -18,7 +18,7 @@ from dew.losses.hidden_states import (
 )
 from dew.losses.term import at
 from dew.objectives.base import Mean, Step
-from dew.objectives.hiding import real_tokens
+from dew.objectives.tokens import real_tokens
 from dew.typing import Batch
 
 States = Sequence[Float[Array, "batch seq _"]]

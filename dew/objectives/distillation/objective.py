@@ -30,7 +30,7 @@ from dew.losses.hidden_states import (
 from dew.losses.policy_gradient import PolicyGradient
 from dew.losses.term import Term, at, names
 from dew.losses.uld import ULD
-from dew.nn.stack import DecoderBank
+from dew.nn.block import DecoderBank
 from dew.objectives.base import (
     Artifacts,
     Aux,
@@ -41,13 +41,18 @@ from dew.objectives.base import (
     Step,
     Task,
 )
-from dew.objectives.causal_lm import Labelled, Splittable, TokenScores
-from dew.objectives.distillation.borrowing import borrowed, without
 from dew.objectives.distillation.matching import Matching
 from dew.objectives.distillation.on_policy import OnPolicy
 from dew.objectives.distillation.scoring import Said, read_student
 from dew.objectives.distillation.teachers import Scored, Teacher, as_teacher
-from dew.objectives.distillation.variables import PROJECTORS, TEACHER, student_variables
+from dew.objectives.distillation.variables import (
+    PROJECTORS,
+    TEACHER,
+    borrowed,
+    student_variables,
+    without,
+)
+from dew.objectives.tokens import Labelled, Splittable, TokenScores
 from dew.state import TrainState
 from dew.tree import FROZEN, flatten, unflatten
 from dew.typing import Batch, Path, Variables

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Int
 
 from dew.losses.term import Schedule, at, check_positive, check_share
 from dew.objectives.base import Mean, Step
-from dew.objectives.hiding import real_tokens
+from dew.objectives.tokens import real_tokens
 from dew.source import Source
 from dew.tasks.generation import continued
 from dew.typing import Batch, Variables

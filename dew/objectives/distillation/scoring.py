@@ -9,9 +9,8 @@ from jaxtyping import Array, Float
 from dew.losses.chunking import Deferred, Whole
 from dew.losses.scores import Dense
 from dew.objectives.base import Aux, Objective, Step
-from dew.objectives.causal_lm import Splittable
 from dew.objectives.distillation.unembedding import deferred
-from dew.objectives.tokens import with_maps
+from dew.objectives.tokens import Splittable, with_maps
 from dew.typing import Batch, Variables
 
 

@@ -27,9 +27,8 @@ from dew.losses.sparse_scores import Drawn, TopK, draw, top_k
 from dew.losses.term import Schedule, Term
 from dew.losses.vocabulary import VocabularyMap
 from dew.objectives.base import Objective, Step
-from dew.objectives.causal_lm import Splittable
 from dew.objectives.distillation.unembedding import deferred
-from dew.objectives.tokens import with_maps
+from dew.objectives.tokens import Splittable, with_maps
 from dew.typing import Batch, Variables
 
 

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from transformers import AlbertForMaskedLM, BertModel, ViTForImageClassification
 
 from dew.bridges import load_lowered
-from dew.bridges.loading.load import filled, meta_module
+from dew.bridges.loading.load import filled
+from dew.bridges.loading.meta import meta_module
 from dew.bridges.names import dotted
 from dew.converters.pretrained import Pretrained
 from dew.converters.save import export

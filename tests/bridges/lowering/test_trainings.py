@@ -14,7 +14,7 @@ import dew
 from dew.bridges.names import dotted
 from dew.converters.pretrained import Pretrained
 from dew.objectives.base import Step
-from dew.objectives.causal_lm import NatsPerToken
+from dew.objectives.metrics import NatsPerToken
 from examples import classify_digits, masked_smiles, seq2seq_t5
 from examples.support.loop import parts, train
 from tests.support import hf_models as hf

@@ -10,7 +10,7 @@ import pytest
 
 from dew.losses.hidden_states import AttentionMap, HiddenMSE, Relation
 from dew.objectives.base import Step, scalar_loss
-from dew.objectives.causal_lm import CausalLM, next_token_weights
+from dew.objectives.causal_lm import CausalLM
 from dew.objectives.distillation.check import check_objective
 from dew.objectives.distillation.objective import Distillation
 from dew.objectives.distillation.teachers import (
@@ -20,6 +20,7 @@ from dew.objectives.distillation.teachers import (
     scores_of,
 )
 from dew.objectives.distillation.variables import PROJECTORS
+from dew.objectives.tokens import next_token_weights
 from tests.support.models import TEXT, loaded, tiny_decoder
 from tests.support.tolerances import RTOL
 

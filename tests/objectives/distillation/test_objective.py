@@ -14,12 +14,13 @@ from dew.losses.diagnostics import perplexities
 from dew.losses.divergences import CrossEntropy, ForwardKL, Sampled
 from dew.losses.hidden_states import HiddenMSE
 from dew.objectives.base import FROZEN, Step, scalar_loss, under
-from dew.objectives.causal_lm import CausalLM, next_token_weights
+from dew.objectives.causal_lm import CausalLM
 from dew.objectives.distillation.encoder_states import Encoded
 from dew.objectives.distillation.objective import Distillation
 from dew.objectives.distillation.teachers import FromBatch, InStep, scores_of
 from dew.objectives.distillation.variables import PROJECTORS, TEACHER
 from dew.objectives.masked_lm import MaskedLM
+from dew.objectives.tokens import next_token_weights
 from dew.source import Source
 from dew.training.checkpoint import Checkpoints, held_hashes
 from dew.training.optimizers import OPTIMIZERS

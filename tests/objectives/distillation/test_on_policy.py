@@ -13,10 +13,11 @@ import pytest
 
 from dew.losses.divergences import ForwardKL
 from dew.objectives.base import Step, scalar_loss
-from dew.objectives.causal_lm import CausalLM, next_token_weights
+from dew.objectives.causal_lm import CausalLM
 from dew.objectives.distillation.objective import Distillation
 from dew.objectives.distillation.on_policy import OnPolicy
 from dew.objectives.distillation.teachers import FromBatch
+from dew.objectives.tokens import next_token_weights
 from dew.training.checkpoint import Checkpoints
 from dew.training.trainer import Trainer
 from dew.tree import flatten

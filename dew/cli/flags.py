@@ -1,4 +1,4 @@
-"""What the commands that train share: their flags, and the run from data to proof."""
+"""Flags that every command that trains shares."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -11,13 +11,7 @@ from rich.console import Console
 
 from dew import api as roads
 from dew.api import Road
-from dew.cli.load import (
-    Precision,
-    Stack,
-    eos_of,
-    texts,
-    tokenizer_of,
-)
+from dew.cli.load import Precision, Stack, eos_of, texts, tokenizer_of
 from dew.cli.lora_flags import LoraFlags
 from dew.cli.report import Display
 from dew.converters.pretrained import Pretrained
@@ -25,15 +19,20 @@ from dew.converters.surgery.vocabulary import pad_vocabulary
 from dew.data import Batches, Packing, evaluation_batches, training_batches
 from dew.nn.decoder import Decoder, Remat
 from dew.objectives.base import Objective
-from dew.objectives.causal_lm import token_metrics
+from dew.objectives.metrics import token_metrics
 from dew.runs import RunFolder
 from dew.training.checkpoint import Checkpoints
 from dew.training.evaluation import Evaluation
 from dew.training.logs import Log
 from dew.training.optimizers import OPTIMIZERS
-from dew.training.progress import Meter, flops_per_token, peak_flops, peak_memory_bytes
 from dew.training.schedules import named as schedule_named
 from dew.training.sharding import make_mesh
+from dew.training.throughput import (
+    Meter,
+    flops_per_token,
+    peak_flops,
+    peak_memory_bytes,
+)
 from dew.training.trackers import named as tracker_named
 from dew.training.trackers import several
 from dew.training.trainer import Trainer

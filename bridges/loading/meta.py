@@ -1,0 +1,140 @@
+"""Torch modules without weights, on the meta device."""
+
+import re
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+import torch
+import transformers
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from transformers.core_model_loading import revert_weight_conversion
+
+from dew.bridges.lowering.errors import LoweringError
+from dew.bridges.lowering.lock import TRACING
+from dew.bridges.names import untrained
+
+_UNSET = -77
+"""What integer tables hold until the module's own initialisation fills them."""
+
+
+def meta_module(
+    kind: Any, config: Any, dtype: torch.dtype, stored: Collection[str]
+) -> Any:
+    """Builds a module whose weights have no storage; what torch recomputes is there.
+
+    That is the buffers that are not saved, and the fixed tables that `stored` lacks and
+    transformers does not miss, Marian's positions say.
+
+    Raises:
+        LoweringError: such a table is not computed when the module initialises.
+    """
+    with TRACING, _default_dtype(dtype), _weightless():
+        module = kind(config).eval()
+        unset = _recompute(module, stored)
+    if unset:
+        raise LoweringError(
+            f"{kind.__name__} does not recompute {', '.join(unset)}, which are not in "
+            "the folder; load it with transformers, and call dew.bridges.lower"
+        )
+    return module
+
+
+@contextmanager
+def _weightless() -> Iterator[None]:
+    """Puts each parameter that this thread's modules get on the meta device at once."""
+    thread = threading.get_ident()
+
+    def hollow(_: Any, __: str, weight: torch.nn.Parameter | None) -> Any:
+        # A tied weight comes here again, and must stay the one that it is.
+        if weight is None or weight.is_meta or threading.get_ident() != thread:
+            return None
+        return torch.nn.Parameter(weight.to("meta"), weight.requires_grad)
+
+    hook = register_module_parameter_registration_hook(hollow)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _recompute(module: Any, stored: Collection[str]) -> list[str]:
+    """Has torch compute the fixed weights that `stored` may lack; names what it can't.
+
+    They become buffers that are not saved.
+    """
+    not_missed = module._keys_to_ignore_on_load_missing or ()
+    never_saved = module._keys_to_ignore_on_save or ()
+    held = module.state_dict(keep_vars=True)
+    may_lack = [
+        name
+        for name in sorted(untrained(module) & held.keys())
+        if name in never_saved or any(re.search(p, name) for p in not_missed)
+    ]
+    spelled = spellings(module) if may_lack else {}
+    absent: dict[str, list[str]] = {}
+    for name in may_lack:
+        if not set(spelled[name]) & set(stored):
+            path, _, last = name.rpartition(".")
+            owner = module.get_submodule(path)
+            delattr(owner, last)
+            owner.register_buffer(last, _marked(held[name]), persistent=False)
+            absent.setdefault(path, []).append(name)
+    for path in absent:
+        _around(module, path)._init_weights(module.get_submodule(path))
+    names = chain.from_iterable(absent.values())
+    return [name for name in names if _is_marked(module.get_buffer(name))]
+
+
+def _around(module: Any, path: str) -> Any:
+    """The innermost model of transformers around a submodule: it initialises it."""
+    models = [
+        (len(name), model)
+        for name, model in module.named_modules()
+        if isinstance(model, transformers.PreTrainedModel)
+        and (not name or f"{path}.".startswith(f"{name}."))
+    ]
+    return max(models, key=lambda found: found[0])[1]
+
+
+def _marked(buffer: torch.Tensor) -> torch.Tensor:
+    unset = float("nan") if buffer.is_floating_point() else _UNSET
+    return torch.full(buffer.shape, unset, dtype=buffer.dtype, device="cpu")
+
+
+def _is_marked(buffer: torch.Tensor) -> bool:
+    unset = buffer.isnan() if buffer.is_floating_point() else buffer == _UNSET
+    return bool(unset.any())
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Builds modules in this dtype, as transformers does for a checkpoint of it."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def spellings(module: Any) -> dict[str, tuple[str, ...]]:
+    """Returns what files may call each weight: transformers renames some as it saves.
+
+    A folder of the base model lacks the prefix that one of a model around it has.
+    """
+    prefix = f"{module.base_model_prefix}."
+    held = dict(module.state_dict(keep_vars=True))
+    # Converted weights are other tensors than the module's; renamed ones are the same.
+    renamed = {
+        id(tensor): name
+        for name, tensor in revert_weight_conversion(module, held).items()
+    }
+    spelled = {}
+    for name, tensor in held.items():
+        both = (name, renamed.get(id(tensor), name))
+        around = [(n, n.removeprefix(prefix), prefix + n) for n in both]
+        spelled[name] = tuple(dict.fromkeys(sum(around, ())))
+    return spelled
