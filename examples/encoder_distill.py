@@ -22,7 +22,7 @@ from rich.console import Console
 import dew
 from dew.converters.surgery.prune_layers import prune_layers
 from dew.losses.hidden_states import HiddenMSE, Relation
-from dew.objectives.distillation.encoder_states import Encoded, mean_pooled
+from dew.objectives.distillation.encoder_states import EncoderStates, mean_pooled
 from dew.objectives.distillation.objective import Distillation
 from dew.training.optimizers import adamw
 from dew.training.trainer import Trainer
@@ -76,8 +76,8 @@ def run(out: Path, steps: int) -> dict[str, float]:
     student = dew.load(prune_layers(teacher, KEPT, out / "student"))
     train, held_out = sentences()
     objective = Distillation(
-        student=Encoded(source=student, seq_len=SEQ),
-        teacher=Encoded(source=teacher, seq_len=SEQ),
+        student=EncoderStates(source=student, seq_len=SEQ),
+        teacher=EncoderStates(source=teacher, seq_len=SEQ),
         terms=(),
         hidden=(HiddenMSE(pairs=tuple(enumerate(KEPT))),),
         relations=(Relation(pairs=((2, 5),), heads=12),),

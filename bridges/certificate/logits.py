@@ -10,7 +10,7 @@ import torch
 from dew.bridges.certificate.inputs import Probe
 from dew.bridges.lowering.model import Lowered
 from dew.bridges.lowering.parity import torch_outputs
-from dew.bridges.lowering.torch_export import Marks
+from dew.bridges.lowering.torch_export import CapturePoints
 from dew.bridges.names import torch_inputs
 from dew.converters.pretrained import Pretrained
 
@@ -104,7 +104,7 @@ def compare(ours: Pretrained, theirs: Any, probes: Iterable[Probe]) -> Logits:
 def _theirs(model: Any, probe: Probe, way: str) -> dict[str, np.ndarray]:
     """Torch's answers, by the attention of that name."""
     model.set_attn_implementation(way)
-    where = Marks(head=None, trunk=None, blocks=None)
+    where = CapturePoints(head=None, trunk=None, blocks=None)
     with torch.inference_mode():
         said = torch_outputs(model, torch_inputs(model, probe.inputs), where)
     # A decoder's answers show what its encoder gave it.

@@ -11,7 +11,7 @@ from dew.bridges.dlpack import to_jax
 from dew.bridges.lowering.model import Lowered
 from dew.bridges.lowering.parity import check_parity
 from dew.bridges.lowering.programs import Programs
-from dew.bridges.lowering.torch_export import marks, skeleton
+from dew.bridges.lowering.torch_export import marks, meta_copy
 from dew.bridges.module_state import variables_of
 from dew.bridges.names import recomputed, torch_inputs
 from dew.typing import Variables
@@ -70,7 +70,7 @@ def lowered_module(
     return Lowered(
         variables=variables,
         programs=Programs(
-            hollow=skeleton(module, {}), where=marks(module, blocks), dynamic=dynamic
+            hollow=meta_copy(module, {}), where=marks(module, blocks), dynamic=dynamic
         ),
         example=example,
         fixed={

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from dew.bridges.lowering.errors import LoweringParityError
 from dew.bridges.lowering.model import Lowered
 from dew.bridges.lowering.programs import example_tensors
-from dew.bridges.lowering.torch_export import Marked
+from dew.bridges.lowering.torch_export import Capture
 
 EXACT = 1e-4
 """Largest difference allowed in float32, in standard deviations of torch's output; over
@@ -32,7 +32,7 @@ def torch_outputs(
         empty,
         dict(inputs),
     )
-    return Marked(module, where)(tensors)
+    return Capture(module, where)(tensors)
 
 
 def check_parity(lowered: Lowered, module: torch.nn.Module) -> float:

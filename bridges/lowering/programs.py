@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from dew.bridges.lowering.errors import LoweringExportError
 from dew.bridges.lowering.graph import Program
 from dew.bridges.lowering.guards import holds
-from dew.bridges.lowering.torch_export import Marks, export, skeleton
+from dew.bridges.lowering.torch_export import CapturePoints, export, meta_copy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Programs:
     """
 
     hollow: torch.nn.Module
-    where: Marks
+    where: CapturePoints
     dynamic: bool
     made: list[Lowering] = field(default_factory=list)
     _found: dict[Any, list[Lowering]] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Programs:
         *,
         train: bool,
     ) -> Lowering:
-        module = skeleton(self.hollow, dtypes, self._device)
+        module = meta_copy(self.hollow, dtypes, self._device)
         examples = example_tensors(module, inputs)
         started, refusal = time.perf_counter(), None
         # Torch bakes a length of 1 in, as it decides what broadcasts.

@@ -37,7 +37,7 @@ _FAULTS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Marks:
+class CapturePoints:
     """Where a module's trunk ends and its blocks are; None where it has none."""
 
     head: str | None
@@ -45,7 +45,7 @@ class Marks:
     blocks: str | None
 
 
-def marks(module: torch.nn.Module, blocks: str | None = None) -> Marks:
+def marks(module: torch.nn.Module, blocks: str | None = None) -> CapturePoints:
     """Finds the output embedding, the base model and the list of blocks."""
     names = {id(child): name for name, child in module.named_modules()}
     embedding = _asked(module, "get_output_embeddings")
@@ -57,7 +57,7 @@ def marks(module: torch.nn.Module, blocks: str | None = None) -> Marks:
         raise ValueError(
             f"{type(module).__name__} has no submodule {blocks!r} to take blocks from"
         )
-    return Marks(
+    return CapturePoints(
         head=head,
         trunk=trunk if trunk in known and trunk else None,
         blocks=blocks or _blocks(module),
@@ -95,10 +95,10 @@ def _blocks(module: torch.nn.Module) -> str | None:
     return ranked[0][0] if ranked else None
 
 
-class Marked(torch.nn.Module):
+class Capture(torch.nn.Module):
     """Calls a module by keywords and returns its tensors, marked ones included."""
 
-    def __init__(self, module: torch.nn.Module, where: Marks) -> None:
+    def __init__(self, module: torch.nn.Module, where: CapturePoints) -> None:
         super().__init__()
         self.module = module
         self.where = where
@@ -143,7 +143,7 @@ def _named(items: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 @contextlib.contextmanager
 def _hooks(
-    module: torch.nn.Module, where: Marks, marked: dict[str, torch.Tensor]
+    module: torch.nn.Module, where: CapturePoints, marked: dict[str, torch.Tensor]
 ) -> Iterator[None]:
     """Collects the head's input and every block's output while the module runs."""
 
@@ -173,7 +173,7 @@ def _hooks(
             handle.remove()
 
 
-def skeleton(
+def meta_copy(
     module: torch.nn.Module,
     dtypes: Mapping[str, torch.dtype],
     device: str | None = None,
@@ -207,7 +207,7 @@ def skeleton(
 def export(
     module: torch.nn.Module,
     inputs: Mapping[str, Any],
-    where: Marks,
+    where: CapturePoints,
     *,
     train: bool,
     dynamic: bool,
@@ -221,7 +221,7 @@ def export(
     if train:
         _refuse_frozen_masks(module)
     module.train(train)
-    wrapper = Marked(module, where)
+    wrapper = Capture(module, where)
     shapes = pytree.tree_map(_free, dict(inputs)) if dynamic else None
     try:
         with TRACING, warnings.catch_warnings(), _told():

@@ -11,7 +11,7 @@ import transformers
 from dew.bridges.teachers.live import LiveTeacher, Scoring
 from dew.converters.open_folder import local_folder
 from dew.data.retokenize import Positioned
-from dew.objectives.distillation.teachers import FromBatch
+from dew.objectives.distillation.teachers import PrecomputedTeacher
 from dew.typing import Batch
 
 
@@ -35,7 +35,7 @@ class LiveBatches(Iterator[Batch]):
         return {name: np.asarray(array) for name, array in scored.items()}
 
     @property
-    def teacher(self) -> FromBatch:
+    def teacher(self) -> PrecomputedTeacher:
         """What an objective takes as its teacher, to read these scores."""
         return self._teacher.teacher
 

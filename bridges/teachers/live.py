@@ -22,14 +22,14 @@ import torch
 from dew.bridges.dlpack import ALIGNMENT, to_jax
 from dew.bridges.lowering.lock import TRACING
 from dew.bridges.lowering.programs import example_tensors
-from dew.bridges.lowering.torch_export import BLOCK, FINAL, Marked, marks
+from dew.bridges.lowering.torch_export import BLOCK, FINAL, Capture, marks
 from dew.bridges.names import torch_inputs
 from dew.objectives.distillation.teachers import (
     IDS,
     LOG_PROBS,
     LOGITS,
     TAIL,
-    FromBatch,
+    PrecomputedTeacher,
     hidden_name,
 )
 from dew.typing import Batch
@@ -71,11 +71,13 @@ class LiveTeacher:
             raise ValueError("LiveTeacher: " + "; ".join(faults))
 
     @property
-    def teacher(self) -> FromBatch:
+    def teacher(self) -> PrecomputedTeacher:
         """What an objective takes as its teacher, to read these scores."""
         if self.top_k is None:
-            return FromBatch(policy="logits", layers=self.layers, widths=self._widths)
-        return FromBatch(
+            return PrecomputedTeacher(
+                policy="logits", layers=self.layers, widths=self._widths
+            )
+        return PrecomputedTeacher(
             policy="top_k",
             temperature=self.temperature,
             top=self.top_k,
@@ -102,7 +104,7 @@ class LiveTeacher:
             name: torch.from_numpy(np.array(named[name])).to(empty[name])
             for name in named
         }
-        wrapper = Marked(self.module, marks(self.module))
+        wrapper = Capture(self.module, marks(self.module))
         with torch.inference_mode():
             found = wrapper(tensors)
             scores = self._handed(found.get("logits", found.get("output")))

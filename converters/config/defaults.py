@@ -86,7 +86,7 @@ class EarlyWindows(Derived):
 
 
 @dataclass(frozen=True)
-class TurningLayers(Derived):
+class RopeLayers(Derived):
     """Every so many layers, as the field `interval` says, one does not turn: 0."""
 
     interval: str
@@ -103,7 +103,7 @@ class TurningLayers(Derived):
 
 
 @dataclass(frozen=True)
-class StandingWindows(Derived):
+class NoRopeWindows(Derived):
     """Layers that do not turn, by the field `turning`, have a window if one is used."""
 
     turning: str

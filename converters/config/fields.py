@@ -116,7 +116,7 @@ class Use:
 
 
 @dataclass(frozen=True, init=False)
-class Several:
+class MultiUse:
     """One field that several parts of our config read, each in its own way."""
 
     uses: tuple[Use, ...]

@@ -13,7 +13,7 @@ from dew.converters.config.fields import Reading
 from dew.converters.errors import nearest
 from dew.nn.rope import (
     Dynamic,
-    Linear,
+    LinearScaling,
     Llama3,
     LongRope,
     Proportional,
@@ -158,7 +158,7 @@ class RopeFields:
             scaling=SCALINGS[kind](facts, dim),
             interleaved=self.interleaved,
             sharpness=self._sharpness(facts),
-            wide=self.wide,
+            float32_rotation=self.wide,
         )
 
     def _sharpness(self, facts: Mapping[str, Any]) -> float:
@@ -173,7 +173,7 @@ def _unscaled(facts: Mapping[str, Any], dim: int) -> Scaling:
 
 
 def _linear(facts: Mapping[str, Any], dim: int) -> Scaling:
-    return Linear(factor=float(facts["factor"]))
+    return LinearScaling(factor=float(facts["factor"]))
 
 
 def _proportional(facts: Mapping[str, Any], dim: int) -> Scaling:

@@ -72,17 +72,17 @@ def shared_blocks(layers: int, groups: int) -> tuple[int, ...]:
     return tuple(int(i / (layers / groups)) for i in range(layers))
 
 
-def full_ropeless(types: Sequence[str]) -> tuple[bool, ...]:
+def full_no_rope(types: Sequence[str]) -> tuple[bool, ...]:
     """Layers that attend to all do not turn."""
     return tuple(kind == FULL for kind in types)
 
 
-def hybrid_ropeless(types: Sequence[str], window: int | None) -> tuple[bool, ...]:
+def hybrid_no_rope(types: Sequence[str], window: int | None) -> tuple[bool, ...]:
     """The same, but all layers turn where no layer has a window."""
-    return () if window is None else full_ropeless(types)
+    return () if window is None else full_no_rope(types)
 
 
-def ropeless(turning: Sequence[int]) -> tuple[bool, ...]:
+def no_rope_layers(turning: Sequence[int]) -> tuple[bool, ...]:
     """Layers whose entry is 0 do not turn."""
     return tuple(not turns for turns in turning)
 
@@ -111,7 +111,7 @@ def layer_qk_norm(has: bool, eps: float) -> QKNorm | None:
 def layer_qk_norm_each(has: bool, eps: float) -> QKNorm | None:
     """A LayerNorm of queries and keys with weights for each head and no bias."""
     norm = Norm(kind="layer", eps=eps)
-    return QKNorm(norm=norm, over="each") if has else None
+    return QKNorm(norm=norm, shared_by="each") if has else None
 
 
 def usual_scale(scales: bool) -> float | None:

@@ -1,7 +1,7 @@
 """ALBERT: BERT with a narrow embedding, whose layers share their weights."""
 
 from dew.converters.config.defaults import Heads
-from dew.converters.config.fields import Inert, Only, Read, Several, Use
+from dew.converters.config.fields import Inert, MultiUse, Only, Read, Use
 from dew.converters.config.transforms import shared_blocks
 from dew.converters.families import shared_encoders as encoders
 from dew.converters.families.base import Family
@@ -21,9 +21,9 @@ FIELDS = {
     **encoders.LABELS,
     "architectures": Heads(CLASSES),
     "vocab_size": Use("vocab", 30000),
-    "embedding_size": Use("width", 128),
+    "embedding_size": Use("embedding_width", 128),
     "hidden_size": Use("embed", 4096),
-    "num_hidden_layers": Several(
+    "num_hidden_layers": MultiUse(
         Use("layers", 12),
         Use("shared", 12, read=shared_blocks, beside=("num_hidden_groups",)),
     ),

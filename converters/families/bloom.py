@@ -1,14 +1,14 @@
 """BLOOM: distance is scored (ALiBi), embeddings are normed."""
 
 from dew.converters.config import transforms as readers
-from dew.converters.config.fields import Inert, Only, Quotient, Several, Use
+from dew.converters.config.fields import Inert, MultiUse, Only, Quotient, Use
 from dew.converters.families.base import TIED_HEAD, Family
 from dew.converters.mapping.rules import FROM_HEADS, Prefix, Rule
 from dew.nn.config import MLP
 
 FIELDS = {
     "vocab_size": Use("vocab", 250880),
-    "hidden_size": Several(
+    "hidden_size": MultiUse(
         Use("embed", 64), Use("mlp.dim", 64, read=readers.four_times)
     ),
     "n_layer": Use("layers", 2),

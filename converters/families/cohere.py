@@ -36,7 +36,7 @@ COHERE = Family(
     parts={"mlp": MLP},
     constants={
         "norm.kind": "layer",
-        "norm.wide": True,
+        "norm.float32_weight": True,
         "residual.parallel": True,
         "residual.shared": True,
     },

@@ -1,9 +1,9 @@
 """Command R7B: Command R with windows; full layers do not turn."""
 
 from dew.converters.config.defaults import LayerTypes
-from dew.converters.config.fields import Inert, Read, Several, Use
+from dew.converters.config.fields import Inert, MultiUse, Read, Use
 from dew.converters.config.rope import RopeFields
-from dew.converters.config.transforms import full_ropeless, windows
+from dew.converters.config.transforms import full_no_rope, windows
 from dew.converters.families import shared as parts
 from dew.converters.families.base import TIED_HEAD, Family
 from dew.nn.config import MLP
@@ -25,9 +25,9 @@ FIELDS = {
     "sliding_window": Read(4096, nullable=True),
     "sliding_window_pattern": Read(4),
     "_sliding_window_pattern": Inert(4),
-    "layer_types": Several(
+    "layer_types": MultiUse(
         Use("attention.windows", TYPES, read=windows, beside=("sliding_window",)),
-        Use("attention.ropeless", TYPES, read=full_ropeless),
+        Use("attention.no_rope_layers", TYPES, read=full_no_rope),
     ),
 }
 
@@ -39,7 +39,7 @@ COHERE2 = Family(
     parts={"mlp": MLP},
     constants={
         "norm.kind": "layer",
-        "norm.wide": True,
+        "norm.float32_weight": True,
         "residual.parallel": True,
         "residual.shared": True,
     },

@@ -1,7 +1,7 @@
 """DeepSeek V2: V3 with softmax scores, groups by their best expert, and no bias."""
 
 from dew.converters.config import transforms as readers
-from dew.converters.config.fields import Only, Read, Several, Use
+from dew.converters.config.fields import MultiUse, Only, Read, Use
 from dew.converters.config.rope import RopeFields
 from dew.converters.families import deepseek_v3
 from dew.converters.families import shared as parts
@@ -26,7 +26,7 @@ FIELDS = {
     ),
     "n_group": Read(None),
     "topk_group": Read(None),
-    "topk_method": Several(
+    "topk_method": MultiUse(
         Use(
             "mlp.groups",
             readers.GREEDY,
@@ -59,7 +59,7 @@ DEEPSEEK_V2 = Family(
             head_dim="qk_rope_head_dim", interleaved=True, sharpens=True, wide=True
         ),
     ),
-    constants={"mlp.normalize": False, "mlp.best": 1},
+    constants={"mlp.normalize": False, "mlp.group_top_k": 1},
     parts={"mlp": MoE, "mlp.shared": MLP},
     rules=deepseek_v3.RULES,
     copies=(TIED_HEAD,),

@@ -26,7 +26,9 @@ FIELDS = {
     **encoders.LABELS,
     **parts.SUMMARY,
     "architectures": Heads(CLASSES),
-    "embedding_size": Use("width", 128, read=other_than, beside=("hidden_size",)),
+    "embedding_size": Use(
+        "embedding_width", 128, read=other_than, beside=("hidden_size",)
+    ),
     "hidden_size": Use("embed", 256),
     "num_attention_heads": Use(("attention.heads", "attention.kv_heads"), 4),
     "intermediate_size": Use("mlp.dim", 1024),

@@ -1,9 +1,9 @@
 """EXAONE 4: OLMo 2 with norms per head; full layers do not turn."""
 
 from dew.converters.config.defaults import LayerTypes
-from dew.converters.config.fields import Read, Several, Use
+from dew.converters.config.fields import MultiUse, Read, Use
 from dew.converters.config.rope import RopeFields
-from dew.converters.config.transforms import hybrid_ropeless, windows
+from dew.converters.config.transforms import hybrid_no_rope, windows
 from dew.converters.families import shared as parts
 from dew.converters.families.base import TIED_HEAD, Family
 from dew.nn.config import MLP
@@ -18,12 +18,12 @@ FIELDS = {
     "rms_norm_eps": Use(("norm.eps", "attention.qk_norm.norm.eps"), 1e-5),
     "sliding_window": Read(4096, nullable=True),
     "sliding_window_pattern": Read(4),
-    "layer_types": Several(
+    "layer_types": MultiUse(
         Use("attention.windows", TYPES, read=windows, beside=("sliding_window",)),
         Use(
-            "attention.ropeless",
+            "attention.no_rope_layers",
             TYPES,
-            read=hybrid_ropeless,
+            read=hybrid_no_rope,
             beside=("sliding_window",),
         ),
     ),

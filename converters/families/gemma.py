@@ -1,6 +1,6 @@
 """Gemma 1: norms by 1 + w, and embeddings times √width."""
 
-from dew.converters.config.fields import Inert, Only, Read, Several, Use
+from dew.converters.config.fields import Inert, MultiUse, Only, Read, Use
 from dew.converters.config.rope import RopeFields
 from dew.converters.config.transforms import root
 from dew.converters.families import shared as parts
@@ -12,7 +12,9 @@ FIELDS = {
     **parts.SIZES,
     **parts.ATTENTION_BIAS,
     "vocab_size": Use("vocab", 256000),
-    "hidden_size": Several(Use("embed", 3072), Use("embedding.scale", 3072, read=root)),
+    "hidden_size": MultiUse(
+        Use("embed", 3072), Use("embedding.scale", 3072, read=root)
+    ),
     "tie_word_embeddings": Use("head.tied", True),
     "head_dim": Use("attention.head_dim", 256),
     "use_bidirectional_attention": Only(None, False),
@@ -33,7 +35,7 @@ GEMMA = Family(
     fields=FIELDS,
     ropes=(RopeFields(),),
     parts={"mlp": MLP},
-    constants={"norm.offset": 1.0, "norm.wide": True},
+    constants={"norm.offset": 1.0, "norm.float32_weight": True},
     rules=(*parts.EMBED, *parts.ATTENTION, *parts.GATED_MLP, *parts.BEFORE),
     copies=(TIED_HEAD,),
     ignored=parts.IGNORED,

@@ -1,7 +1,7 @@
 """Gemma 2: norms on both sides, capped scores, a window in every other layer."""
 
 from dew.converters.config.defaults import LayerTypes
-from dew.converters.config.fields import Inert, Only, Read, Several, Use
+from dew.converters.config.fields import Inert, MultiUse, Only, Read, Use
 from dew.converters.config.rope import RopeFields
 from dew.converters.config.transforms import inverse_root, root, windows
 from dew.converters.families import shared as parts
@@ -13,7 +13,9 @@ FIELDS = {
     **parts.SIZES,
     **parts.ATTENTION_BIAS,
     "vocab_size": Use("vocab", 256000),
-    "hidden_size": Several(Use("embed", 2304), Use("embedding.scale", 2304, read=root)),
+    "hidden_size": MultiUse(
+        Use("embed", 2304), Use("embedding.scale", 2304, read=root)
+    ),
     "tie_word_embeddings": Use("head.tied", True),
     "head_dim": Use("attention.head_dim", 256),
     "use_bidirectional_attention": Only(None, False),
@@ -45,7 +47,7 @@ GEMMA2 = Family(
     parts={"mlp": MLP},
     constants={
         "norm.offset": 1.0,
-        "norm.wide": True,
+        "norm.float32_weight": True,
         "residual.norms": "both",
     },
     rules=(*parts.EMBED, *parts.ATTENTION, *parts.GATED_MLP, *parts.AROUND),

@@ -1,7 +1,7 @@
 """Gemma 3, text: Gemma 2 with norms of queries and keys instead of caps."""
 
 from dew.converters.config.defaults import LayerTypes
-from dew.converters.config.fields import Inert, Only, Read, Several, Use
+from dew.converters.config.fields import Inert, MultiUse, Only, Read, Use
 from dew.converters.config.rope import RopeFields
 from dew.converters.config.transforms import inverse_root, root, windows
 from dew.converters.families import shared as parts
@@ -14,7 +14,9 @@ FIELDS = {
     **parts.SIZES,
     **parts.ATTENTION_BIAS,
     "vocab_size": Use("vocab", 262208),
-    "hidden_size": Several(Use("embed", 2304), Use("embedding.scale", 2304, read=root)),
+    "hidden_size": MultiUse(
+        Use("embed", 2304), Use("embedding.scale", 2304, read=root)
+    ),
     "tie_word_embeddings": Use("head.tied", True),
     "head_dim": Use("attention.head_dim", 256),
     "use_bidirectional_attention": Only(None, False),
@@ -64,10 +66,10 @@ GEMMA3 = Family(
     parts={"mlp": MLP},
     constants={
         "norm.offset": 1.0,
-        "norm.wide": True,
+        "norm.float32_weight": True,
         "residual.norms": "both",
         "attention.qk_norm.norm.offset": 1.0,
-        "attention.qk_norm.norm.wide": True,
+        "attention.qk_norm.norm.float32_weight": True,
     },
     rules=(
         *parts.EMBED,

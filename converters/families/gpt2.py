@@ -25,7 +25,7 @@ FIELDS = {
     "layer_norm_epsilon": Use("norm.eps", 1e-5),
     "initializer_range": Use("init_std", 0.02),
     "scale_attn_weights": Use("attention.scale", True, read=readers.usual_scale),
-    "scale_attn_by_inverse_layer_idx": Use("attention.deepens", False),
+    "scale_attn_by_inverse_layer_idx": Use("attention.scale_by_layer_number", False),
     "reorder_and_upcast_attn": Inert(False),
     "tie_word_embeddings": Use("head.tied", True),
     **parts.SUMMARY,

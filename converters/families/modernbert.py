@@ -135,7 +135,7 @@ MODERNBERT = Family(
     constants={
         "norm.kind": "layer",
         "embedding.norm.kind": "layer",
-        "residual.bare": True,
+        "residual.no_first_norm": True,
     },
     parts={"mlp": MLP},
     rules=RULES,

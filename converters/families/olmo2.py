@@ -21,9 +21,9 @@ OLMO2 = Family(
     ropes=(RopeFields(),),
     parts={"mlp": MLP},
     constants={
-        "norm.wide": True,
-        "attention.qk_norm.norm.wide": True,
-        "attention.qk_norm.over": "flat",
+        "norm.float32_weight": True,
+        "attention.qk_norm.norm.float32_weight": True,
+        "attention.qk_norm.shared_by": "flat",
         "residual.norms": "after",
     },
     rules=(

@@ -29,7 +29,7 @@ OLMOE = Family(
     architectures=("OlmoeForCausalLM", "OlmoeModel"),
     fields=FIELDS,
     ropes=(RopeFields(),),
-    constants={"attention.qk_norm.over": "flat"},
+    constants={"attention.qk_norm.shared_by": "flat"},
     parts={"mlp": MoE, "mlp.shared": MLP},
     rules=(
         *parts.EMBED,

@@ -20,7 +20,10 @@ FIELDS = {
     "do_layer_norm_before": Use("residual.norms", True, read=readers.before_or_sum),
     "_remove_final_layer_norm": Only(False),
     "word_embed_proj_dim": Use(
-        "width", Same("hidden_size"), read=readers.other_than, beside=("hidden_size",)
+        "embedding_width",
+        Same("hidden_size"),
+        read=readers.other_than,
+        beside=("hidden_size",),
     ),
     "activation_function": Use("mlp.activation", "relu", among=ACTIVATIONS),
     "attention_dropout": Use("attention.dropout", 0.0),
@@ -68,7 +71,7 @@ OPT = Family(
         "norm.eps": 1e-5,
         "mlp.gated": False,
         "embedding.offset": 2,
-        "embedding.counted": True,
+        "embedding.positions_from_mask": True,
     },
     parts={"mlp": MLP},
     rules=RULES,

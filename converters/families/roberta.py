@@ -1,7 +1,7 @@
 """RoBERTa: BERT whose positions start after the token of padding and skip it."""
 
 from dew.converters.config.defaults import Heads
-from dew.converters.config.fields import Several, Use
+from dew.converters.config.fields import MultiUse, Use
 from dew.converters.config.transforms import after, beyond
 from dew.converters.families import shared_encoders as encoders
 from dew.converters.families.base import Family
@@ -20,7 +20,7 @@ FIELDS = {
     **encoders.LABELS,
     "architectures": Heads(CLASSES),
     "vocab_size": Use("vocab", 50265),
-    "pad_token_id": Several(Use("padding", 1), Use("embedding.offset", 1, read=after)),
+    "pad_token_id": MultiUse(Use("padding", 1), Use("embedding.offset", 1, read=after)),
     "max_position_embeddings": Use(
         "embedding.positions", 512, read=beyond, beside=("pad_token_id",)
     ),

@@ -1,9 +1,9 @@
 """SmolLM3: Llama whose every fourth layer does not turn."""
 
-from dew.converters.config.defaults import StandingWindows, TurningLayers
+from dew.converters.config.defaults import NoRopeWindows, RopeLayers
 from dew.converters.config.fields import Read, Use
 from dew.converters.config.rope import RopeFields
-from dew.converters.config.transforms import ropeless, windows
+from dew.converters.config.transforms import no_rope_layers, windows
 from dew.converters.families import shared as parts
 from dew.converters.families.base import TIED_HEAD, Family
 from dew.nn.config import MLP
@@ -22,13 +22,15 @@ FIELDS = {
     "tie_word_embeddings": Use("head.tied", True),
     "no_rope_layer_interval": Read(4),
     "no_rope_layers": Use(
-        "attention.ropeless", TurningLayers("no_rope_layer_interval"), read=ropeless
+        "attention.no_rope_layers",
+        RopeLayers("no_rope_layer_interval"),
+        read=no_rope_layers,
     ),
     "use_sliding_window": Read(False),
     "sliding_window": Read(None),
     "layer_types": Use(
         "attention.windows",
-        StandingWindows("no_rope_layers"),
+        NoRopeWindows("no_rope_layers"),
         read=windows,
         beside=("sliding_window",),
     ),

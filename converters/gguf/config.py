@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gguf import GGUFReader, ReaderTensor
 
 
-class Source:
+class GGUFFile:
     """An open GGUF file that remembers which of its metadata was asked for."""
 
     def __init__(self, reader: "GGUFReader") -> None:
@@ -81,7 +81,7 @@ def _value(field: Any) -> Any:
     return value
 
 
-def architecture(source: Source) -> Arch:
+def architecture(source: GGUFFile) -> Arch:
     """Returns the table for the file's architecture.
 
     Raises:
@@ -105,7 +105,7 @@ def architecture(source: Source) -> Arch:
     return ARCHITECTURES[name]
 
 
-def _deepseek2(source: Source) -> str:
+def _deepseek2(source: GGUFFile) -> str:
     """Tells DeepSeek V2 from V3 by the gate, and earlier files by what they keep whole.
 
     Earlier files say nothing of the gate, and then it is V2's softmax.
@@ -120,7 +120,7 @@ def _deepseek2(source: Source) -> str:
     return f"{name}, kv_b whole" if is_whole else name
 
 
-def config_from_metadata(source: Source, arch: Arch) -> dict[str, Any]:
+def config_from_metadata(source: GGUFFile, arch: Arch) -> dict[str, Any]:
     """Builds config.json from the metadata and from which tensors there are."""
     heads = source.get("attention.head_count")
     defaults = {"attention.head_count_kv": heads, **arch.defaults}
@@ -164,7 +164,7 @@ def special_ids(metadata: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _vocab_size(source: Source) -> int:
+def _vocab_size(source: GGUFFile) -> int:
     rows = int(source.tensors["token_embd.weight"].shape[-1])
     stated = source.get("vocab_size", rows)
     if stated != rows:
@@ -174,7 +174,7 @@ def _vocab_size(source: Source) -> int:
     return rows
 
 
-def _presence(source: Source, arch: Arch, blocks: int) -> dict[str, bool]:
+def _presence(source: GGUFFile, arch: Arch, blocks: int) -> dict[str, bool]:
     """Reads the boolean fields that are true where certain tensors are there."""
     flags: dict[str, bool] = {}
     for stem, row in arch.rows.items():
@@ -189,7 +189,7 @@ def _presence(source: Source, arch: Arch, blocks: int) -> dict[str, bool]:
     return flags
 
 
-def _rope(source: Source, arch: Arch, found: Mapping[str, Any]) -> dict[str, Any]:
+def _rope(source: GGUFFile, arch: Arch, found: Mapping[str, Any]) -> dict[str, Any]:
     even = found["embedding_length"] // found["attention.head_count"]
     dim = source.get("attention.key_length", even)
     value_dim = source.get("attention.value_length", dim)

@@ -19,7 +19,7 @@ from dew.converters.folder.atomic import staged
 from dew.converters.folder.safetensors import Spec, write_file
 from dew.converters.folder.weights import SINGLE
 from dew.converters.gguf.config import (
-    Source,
+    GGUFFile,
     architecture,
     at_block,
     config_from_metadata,
@@ -27,7 +27,7 @@ from dew.converters.gguf.config import (
     is_there,
     names_at,
 )
-from dew.converters.gguf.rows import Arch, Fuse, Heads, Row
+from dew.converters.gguf.rows import Arch, Fuse, HeadCounts, TensorRow
 from dew.converters.gguf.tokenizer import tokenizer_files
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def write_model(path: str | Path, folder: Path, *, dtype: str = "float32") -> No
     """Writes what `folder_from_gguf` does into a folder that is there and empty."""
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    source = Source(_reader(Path(path)))
+    source = GGUFFile(_reader(Path(path)))
     arch = architecture(source)
     config = config_from_metadata(source, arch)
     slots = _slots(source, arch, config)
@@ -92,15 +92,15 @@ def _reader(path: Path) -> "GGUFReader":
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class TensorPart:
     """A GGUF tensor's part in a tensor to be stored.
 
     `index` picks one of the stacked experts, which alone is then dequantised.
     """
 
     tensor: "ReaderTensor"
-    row: Row
-    heads: Heads
+    row: TensorRow
+    heads: HeadCounts
     index: int | None = None
 
     @property
@@ -121,7 +121,7 @@ class Part:
 class Slot:
     """One tensor to be stored, and where its values come from."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[TensorPart, ...]
 
     @property
     def _fuse(self) -> Fuse:
@@ -138,17 +138,17 @@ class Slot:
         return loaded[0] if len(loaded) == 1 else self._fuse.join(loaded)
 
 
-def _slots(source: Source, arch: Arch, config: Mapping[str, Any]) -> dict[str, Slot]:
+def _slots(source: GGUFFile, arch: Arch, config: Mapping[str, Any]) -> dict[str, Slot]:
     """Matches tensors and rows, or names every tensor that has no partner."""
     heads = source.get("attention.head_count")
-    counts = Heads(heads, source.get("attention.head_count_kv", heads))
+    counts = HeadCounts(heads, source.get("attention.head_count_kv", heads))
     places = _places(arch, config, source.get("block_count"))
     weights = {tensor.name: tensor for tensor in source.weights()}
     faults = [f"{name} is missing" for name in places if name not in weights]
     faults += [f"{name} is unknown" for name in weights if name not in places]
     if faults:
         raise ValueError(f"tensors of {source.name}: " + ", ".join(faults))
-    parts: dict[str, tuple[Part, ...]] = {}
+    parts: dict[str, tuple[TensorPart, ...]] = {}
     for name, (row, to) in places.items():
         for stored, part in _parts(weights[name], row, to, counts).items():
             parts[stored] = (*parts.get(stored, ()), part)
@@ -157,7 +157,7 @@ def _slots(source: Source, arch: Arch, config: Mapping[str, Any]) -> dict[str, S
 
 def _places(
     arch: Arch, config: Mapping[str, Any], blocks: int
-) -> dict[str, tuple[Row, str]]:
+) -> dict[str, tuple[TensorRow, str]]:
     """The row of every GGUF tensor, and the name it is stored under."""
     return {
         name: (row, at_block(row.to, index) + stored)
@@ -172,10 +172,12 @@ def _places(
     }
 
 
-def _parts(tensor: "ReaderTensor", row: Row, to: str, heads: Heads) -> dict[str, Part]:
+def _parts(
+    tensor: "ReaderTensor", row: TensorRow, to: str, heads: HeadCounts
+) -> dict[str, TensorPart]:
     indices = range(int(tensor.shape[-1])) if "{e}" in to else [None]
     return {
-        to.replace("{e}", str(index)): Part(
+        to.replace("{e}", str(index)): TensorPart(
             tensor=tensor, row=row, heads=heads, index=index
         )
         for index in indices
@@ -207,7 +209,7 @@ def _cast(name: str, weights: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _side_files(
-    source: Source, config: Mapping[str, Any], dtype: str
+    source: GGUFFile, config: Mapping[str, Any], dtype: str
 ) -> dict[str, str]:
     length = source.get("context_length")
     ids = {

@@ -8,7 +8,7 @@ import numpy as np
 from einops import rearrange
 
 
-class Heads(NamedTuple):
+class HeadCounts(NamedTuple):
     """What a layout needs to know: the attention's head counts."""
 
     heads: int
@@ -30,7 +30,7 @@ class Facts(Protocol):
         ...
 
 
-Layout = Callable[[np.ndarray, Heads], np.ndarray]
+Layout = Callable[[np.ndarray, HeadCounts], np.ndarray]
 """Turns a tensor as GGUF lays it out into the one transformers stores."""
 
 ALWAYS, NEVER = "always", "never"
@@ -65,7 +65,7 @@ class Fuse:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class TensorRow:
     """Where a GGUF tensor goes: `{n}` is the block, `{e}` an index of the first axis.
 
     `weight` and `bias` say when the tensor is there: `ALWAYS`, `NEVER`, or a boolean
@@ -95,7 +95,7 @@ class Arch:
 
     model_type: str
     class_name: str
-    rows: Mapping[str, Row]
+    rows: Mapping[str, TensorRow]
     fields: Mapping[str, str]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
@@ -115,17 +115,17 @@ def rotary_halves(tensor: np.ndarray, heads: int) -> np.ndarray:
     )
 
 
-def q_halves(tensor: np.ndarray, heads: Heads) -> np.ndarray:
+def q_halves(tensor: np.ndarray, heads: HeadCounts) -> np.ndarray:
     """Puts the rows of every query head back into halves."""
     return rotary_halves(tensor, heads.heads)
 
 
-def k_halves(tensor: np.ndarray, heads: Heads) -> np.ndarray:
+def k_halves(tensor: np.ndarray, heads: HeadCounts) -> np.ndarray:
     """Puts the rows of every key head back into halves."""
     return rotary_halves(tensor, heads.kv_heads)
 
 
-def grouped(tensor: np.ndarray, heads: Heads) -> np.ndarray:
+def grouped(tensor: np.ndarray, heads: HeadCounts) -> np.ndarray:
     """Regroups all q, all k, all v rows as (its q heads, k, v) for each kv head."""
     q, kv = heads
     group = q // kv
@@ -138,18 +138,18 @@ def grouped(tensor: np.ndarray, heads: Heads) -> np.ndarray:
     return rearrange(parts[order], "head dim ... -> (head dim) ...")
 
 
-def transposed(tensor: np.ndarray, heads: Heads) -> np.ndarray:
+def transposed(tensor: np.ndarray, heads: HeadCounts) -> np.ndarray:
     """Swaps a matrix to GPT-2's input-first order; a bias stays as it is."""
     return tensor.T if tensor.ndim == 2 else tensor
 
 
-def minus_one(tensor: np.ndarray, heads: Heads) -> np.ndarray:
+def minus_one(tensor: np.ndarray, heads: HeadCounts) -> np.ndarray:
     """Takes off the one that GGUF adds to the weight of a norm."""
     # The subtraction must not promote: shapes are planned on integer stand-ins.
     return (tensor - 1).astype(tensor.dtype)
 
 
-def one_row(tensor: np.ndarray, heads: Heads) -> np.ndarray:
+def one_row(tensor: np.ndarray, heads: HeadCounts) -> np.ndarray:
     """Gives a vector the leading axis of a matrix with one row."""
     return tensor.reshape(1, -1)
 
@@ -157,50 +157,50 @@ def one_row(tensor: np.ndarray, heads: Heads) -> np.ndarray:
 BLOCK = "model.layers.{n}."
 
 ENDS = {
-    "token_embd": Row(to="model.embed_tokens"),
-    "output_norm": Row(to="model.norm"),
-    "output": Row(to="lm_head", weight="!tie_word_embeddings"),
+    "token_embd": TensorRow(to="model.embed_tokens"),
+    "output_norm": TensorRow(to="model.norm"),
+    "output": TensorRow(to="lm_head", weight="!tie_word_embeddings"),
 }
 ATTENTION = {
-    "blk.{n}.attn_q": Row(to=BLOCK + "self_attn.q_proj"),
-    "blk.{n}.attn_k": Row(to=BLOCK + "self_attn.k_proj"),
-    "blk.{n}.attn_v": Row(to=BLOCK + "self_attn.v_proj"),
-    "blk.{n}.attn_output": Row(to=BLOCK + "self_attn.o_proj"),
+    "blk.{n}.attn_q": TensorRow(to=BLOCK + "self_attn.q_proj"),
+    "blk.{n}.attn_k": TensorRow(to=BLOCK + "self_attn.k_proj"),
+    "blk.{n}.attn_v": TensorRow(to=BLOCK + "self_attn.v_proj"),
+    "blk.{n}.attn_output": TensorRow(to=BLOCK + "self_attn.o_proj"),
 }
 NORMS = {
-    "blk.{n}.attn_norm": Row(to=BLOCK + "input_layernorm"),
-    "blk.{n}.ffn_norm": Row(to=BLOCK + "post_attention_layernorm"),
+    "blk.{n}.attn_norm": TensorRow(to=BLOCK + "input_layernorm"),
+    "blk.{n}.ffn_norm": TensorRow(to=BLOCK + "post_attention_layernorm"),
 }
 QK_NORMS = {
-    "blk.{n}.attn_q_norm": Row(to=BLOCK + "self_attn.q_norm"),
-    "blk.{n}.attn_k_norm": Row(to=BLOCK + "self_attn.k_norm"),
+    "blk.{n}.attn_q_norm": TensorRow(to=BLOCK + "self_attn.q_norm"),
+    "blk.{n}.attn_k_norm": TensorRow(to=BLOCK + "self_attn.k_norm"),
 }
 MLP = {
-    "blk.{n}.ffn_gate": Row(to=BLOCK + "mlp.gate_proj"),
-    "blk.{n}.ffn_up": Row(to=BLOCK + "mlp.up_proj"),
-    "blk.{n}.ffn_down": Row(to=BLOCK + "mlp.down_proj"),
+    "blk.{n}.ffn_gate": TensorRow(to=BLOCK + "mlp.gate_proj"),
+    "blk.{n}.ffn_up": TensorRow(to=BLOCK + "mlp.up_proj"),
+    "blk.{n}.ffn_down": TensorRow(to=BLOCK + "mlp.down_proj"),
 }
 EXPERTS = {
-    "blk.{n}.ffn_gate_inp": Row(to=BLOCK + "mlp.gate"),
-    "blk.{n}.ffn_gate_exps": Row(to=BLOCK + "mlp.experts.{e}.gate_proj"),
-    "blk.{n}.ffn_up_exps": Row(to=BLOCK + "mlp.experts.{e}.up_proj"),
-    "blk.{n}.ffn_down_exps": Row(to=BLOCK + "mlp.experts.{e}.down_proj"),
+    "blk.{n}.ffn_gate_inp": TensorRow(to=BLOCK + "mlp.gate"),
+    "blk.{n}.ffn_gate_exps": TensorRow(to=BLOCK + "mlp.experts.{e}.gate_proj"),
+    "blk.{n}.ffn_up_exps": TensorRow(to=BLOCK + "mlp.experts.{e}.up_proj"),
+    "blk.{n}.ffn_down_exps": TensorRow(to=BLOCK + "mlp.experts.{e}.down_proj"),
 }
 SANDWICH = {
-    "blk.{n}.attn_norm": Row(to=BLOCK + "input_layernorm"),
-    "blk.{n}.post_attention_norm": Row(to=BLOCK + "post_attention_layernorm"),
-    "blk.{n}.ffn_norm": Row(to=BLOCK + "pre_feedforward_layernorm"),
-    "blk.{n}.post_ffw_norm": Row(to=BLOCK + "post_feedforward_layernorm"),
+    "blk.{n}.attn_norm": TensorRow(to=BLOCK + "input_layernorm"),
+    "blk.{n}.post_attention_norm": TensorRow(to=BLOCK + "post_attention_layernorm"),
+    "blk.{n}.ffn_norm": TensorRow(to=BLOCK + "pre_feedforward_layernorm"),
+    "blk.{n}.post_ffw_norm": TensorRow(to=BLOCK + "post_feedforward_layernorm"),
 }
 PLAIN = {**ENDS, **ATTENTION, **NORMS, **MLP}
 
 
-def with_all(rows: Mapping[str, Row], **changes: Any) -> dict[str, Row]:
+def with_all(rows: Mapping[str, TensorRow], **changes: Any) -> dict[str, TensorRow]:
     """Returns the rows, each with the changes."""
     return {stem: replace(row, **changes) for stem, row in rows.items()}
 
 
-def less_one(rows: Mapping[str, Row]) -> dict[str, Row]:
+def less_one(rows: Mapping[str, TensorRow]) -> dict[str, TensorRow]:
     """Gemma's norms multiply by 1 + weight, and GGUF stores the sum."""
     return {
         stem: replace(row, layout=minus_one) if stem.endswith("norm") else row
@@ -208,7 +208,7 @@ def less_one(rows: Mapping[str, Row]) -> dict[str, Row]:
     }
 
 
-def interleaved(rows: Mapping[str, Row]) -> dict[str, Row]:
+def interleaved(rows: Mapping[str, TensorRow]) -> dict[str, TensorRow]:
     """Returns the rows with the q and k layouts that llama.cpp's own rotary needs."""
     layouts = {"blk.{n}.attn_q": q_halves, "blk.{n}.attn_k": k_halves}
     return {

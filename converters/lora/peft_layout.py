@@ -1,6 +1,6 @@
 """The two factors of an adapter, as torch's matrix has them and as our maps do.
 
-A is stored [rank, inputs], B [outputs, rank]. Several maps that torch fuses into one
+A is stored [rank, inputs], B [outputs, rank]. MultiUse maps that torch fuses into one
 matrix stand below each other in B. Maps that have each an A of their own stand side by
 side: their A's below each other, and each map's B in columns of its own,
 

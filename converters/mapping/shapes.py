@@ -25,7 +25,7 @@ def variable_shapes(model: Any) -> dict[Path, tuple[int, ...]]:
     short = replace(
         c,
         layers=len(distinct),
-        attention=replace(c.attention, windows=(), ropeless=()),
+        attention=replace(c.attention, windows=(), no_rope_layers=()),
         dense_layers=tuple(i for i, mlp in enumerate(distinct) if mlp is c.dense),
     )
     found = _traced(model.clone(config=short))

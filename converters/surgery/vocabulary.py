@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
-from dew.converters.config.fields import Several, Use
+from dew.converters.config.fields import MultiUse, Use
 from dew.converters.folder.atomic import staged
 from dew.converters.folder.folder import CONFIG
 from dew.converters.folder.safetensors import Spec, write_file
@@ -197,7 +197,7 @@ class _Extension:
         (name,) = (
             name
             for name, known in family.fields.items()
-            for use in (known.uses if isinstance(known, Several) else (known,))
+            for use in (known.uses if isinstance(known, MultiUse) else (known,))
             if isinstance(use, Use) and use.to == "vocab"
         )
         return {name: self.rows}

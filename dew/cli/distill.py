@@ -31,10 +31,14 @@ from dew.losses.divergences import CrossEntropy
 from dew.losses.hidden_states import LayerPairs, even_layers
 from dew.losses.uld import ULD
 from dew.objectives.causal_lm import CausalLM
-from dew.objectives.distillation.cross_tokenizer import AcrossTokenizers
+from dew.objectives.distillation.cross_tokenizer import CrossTokenizerTeacher
 from dew.objectives.distillation.objective import Distillation
 from dew.objectives.distillation.on_policy import OnPolicy
-from dew.objectives.distillation.teachers import FromBatch, InStep, Teacher
+from dew.objectives.distillation.teachers import (
+    ModelTeacher,
+    PrecomputedTeacher,
+    Teacher,
+)
 from dew.training.logs import Log
 from dew.typing import Batch
 
@@ -181,10 +185,10 @@ class Distill(Training):
                 teacher=tokenizer_of(source),
                 seq_len=2 * self.seq_len,
             )
-            across = AcrossTokenizers(objective=objective)
+            across = CrossTokenizerTeacher(objective=objective)
             return _Taught(teacher=across, data=respelled)
         return _Taught(
-            teacher=InStep(objective=objective, vocabulary=vocabulary), data=data
+            teacher=ModelTeacher(objective=objective, vocabulary=vocabulary), data=data
         )
 
     def _live(self, address: str, data: Batches, picked: Chosen) -> "_Taught":
@@ -212,7 +216,7 @@ class Distill(Training):
         if taught.waited_s is not None:
             return waited(taught.waited_s)
         is_alone = jax.process_count() == 1 and len(jax.devices()) == 1
-        if not (self.time_teacher and is_alone and taught.teacher.is_in_step):
+        if not (self.time_teacher and is_alone and taught.teacher.scores_any_tokens):
             return None
         with console.status("timing the teacher"):
             seconds = seconds_a_token(
@@ -239,7 +243,7 @@ class Distill(Training):
             seed=self.seed,
             shard=(jax.process_index(), jax.process_count()),
         )
-        taught = FromBatch(
+        taught = PrecomputedTeacher(
             policy=cache.binding.policy, temperature=cache.binding.temperature
         )
         return _Taught(teacher=taught, data=data)

@@ -27,14 +27,14 @@ Row: TypeAlias = Mapping[str, Int32[np.ndarray, "seq"]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Window:
+class PackWindow:
     """Rows as lists of pieces, and how many tokens at the end found no row yet."""
 
     rows: Sequence[Sequence[Tokens]]
     rest: int = 0
 
 
-def wrap(documents: Sequence[Tokens], seq_len: int, is_last: bool) -> Window:
+def wrap(documents: Sequence[Tokens], seq_len: int, is_last: bool) -> PackWindow:
     """Fills rows to the brim in order; the rest is a row of its own only at the end."""
     rows: list[list[Tokens]] = [[]]
     room = seq_len
@@ -46,11 +46,11 @@ def wrap(documents: Sequence[Tokens], seq_len: int, is_last: bool) -> Window:
                 rows.append([])
                 room = seq_len
     if is_last:
-        return Window(rows=[row for row in rows if row])
-    return Window(rows=rows[:-1], rest=seq_len - room)
+        return PackWindow(rows=[row for row in rows if row])
+    return PackWindow(rows=rows[:-1], rest=seq_len - room)
 
 
-def best_fit(documents: Sequence[Tokens], seq_len: int, is_last: bool) -> Window:
+def best_fit(documents: Sequence[Tokens], seq_len: int, is_last: bool) -> PackWindow:
     """Puts each piece, longest first, into the fullest row that still takes it.
 
     Best-fit decreasing: D. S. Johnson, "Near-optimal bin packing algorithms" (1973).
@@ -74,12 +74,12 @@ def best_fit(documents: Sequence[Tokens], seq_len: int, is_last: bool) -> Window
         rows[row].append(index)
         insort(rooms, (room - size, row))
     in_order = sorted(sorted(row) for row in rows)
-    return Window(rows=[[pieces[index] for index in row] for row in in_order])
+    return PackWindow(rows=[[pieces[index] for index in row] for row in in_order])
 
 
-def apart(documents: Sequence[Tokens], seq_len: int, is_last: bool) -> Window:
+def apart(documents: Sequence[Tokens], seq_len: int, is_last: bool) -> PackWindow:
     """Gives each piece a row."""
-    return Window(
+    return PackWindow(
         rows=[
             [tokens[start : start + seq_len]]
             for tokens in documents
@@ -92,7 +92,7 @@ def apart(documents: Sequence[Tokens], seq_len: int, is_last: bool) -> Window:
 class Strategy:
     """A way to pack, and the rows' worth of tokens it wants to see at once."""
 
-    pack: Callable[[Sequence[Tokens], int, bool], Window]
+    pack: Callable[[Sequence[Tokens], int, bool], PackWindow]
     # More rows pack tighter and start later: with 64
     # about 1 % of a row is padding on documents of mixed length.
     window_rows: int

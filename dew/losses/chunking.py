@@ -16,8 +16,8 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from dew.losses.logspace import widened
-from dew.losses.scores import Dense, Scores
-from dew.losses.sparse_scores import Drawn, TopK
+from dew.losses.scores import DenseScores, Scores
+from dew.losses.sparse_scores import SampledScores, TopKScores
 from dew.losses.term import Term
 from dew.losses.vocabulary import VocabularyMap
 
@@ -46,10 +46,10 @@ class TokenSource(Protocol):
 
 
 @struct.dataclass
-class Whole:
+class MaterialisedScores:
     """Scores that exist already: logits, a cache's top k, or drawn tokens."""
 
-    tokens: Dense | TopK | Drawn
+    tokens: DenseScores | TopKScores | SampledScores
 
     @property
     def held(self) -> tuple[()]:
@@ -62,7 +62,7 @@ class Whole:
 
 
 @struct.dataclass
-class Deferred:
+class LazyLogits:
     """Hidden states whose logits are made when they are needed: `unembed(held, final)`.
 
     `unembed` is the model's own, so that its softcap, scale, norm and bias are in.
@@ -73,13 +73,15 @@ class Deferred:
     unembed: Callable[[Any, Any], Any] = struct.field(pytree_node=False)
     vocabulary: VocabularyMap | None = struct.field(pytree_node=False, default=None)
 
-    def scores(self, held: Any, tokens: Any) -> Dense:
+    def scores(self, held: Any, tokens: Any) -> DenseScores:
         """The stretch's logits."""
-        return Dense(logits=self.unembed(held, tokens), vocabulary=self.vocabulary)
+        return DenseScores(
+            logits=self.unembed(held, tokens), vocabulary=self.vocabulary
+        )
 
 
 @struct.dataclass
-class Spanned:
+class CrossTokenizerScores:
     """Scores of other positions than the student's, which no stretch can be cut from.
 
     They are held whole, so `chunk` must be None beside them.
@@ -99,8 +101,8 @@ class Spanned:
 
 def term_sums(
     terms: Sequence[Term],
-    student: Whole | Deferred,
-    teacher: Whole | Deferred | Spanned,
+    student: MaterialisedScores | LazyLogits,
+    teacher: MaterialisedScores | LazyLogits | CrossTokenizerScores,
     *,
     weights: Float[Array, "batch seq"],
     labels: Int[Array, "batch seq"] | None = None,

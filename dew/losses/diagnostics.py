@@ -32,7 +32,7 @@ class Agreement:
         step: int | Int[Array, ""] = 0,
     ) -> Float[Array, "*batch"]:
         """Top-1 agreement of every position."""
-        theirs, ours = teacher.favourites(lax.stop_gradient(student))
+        theirs, ours = teacher.argmax_tokens(lax.stop_gradient(student))
         return (theirs == ours).astype(jnp.float32)
 
 
@@ -53,7 +53,7 @@ class MassOnTop:
         step: int | Int[Array, ""] = 0,
     ) -> Float[Array, "*batch"]:
         """From 0 to 1 at every position."""
-        _, s = teacher.beside(lax.stop_gradient(student), 1.0, self.k)
+        _, s = teacher.paired_log_probs(lax.stop_gradient(student), 1.0, self.k)
         return jnp.sum(jnp.exp(s[..., :-1]), axis=-1)
 
 
@@ -73,7 +73,7 @@ class EntropyGap:
         step: int | Int[Array, ""] = 0,
     ) -> Float[Array, "*batch"]:
         """Nats at every position; of the merged classes where the teacher is sparse."""
-        a, s = teacher.beside(lax.stop_gradient(student), 1.0)
+        a, s = teacher.paired_log_probs(lax.stop_gradient(student), 1.0)
         return soft_cross_entropy(s, s) - soft_cross_entropy(a, a)
 
 
@@ -93,7 +93,7 @@ class TeacherCrossEntropy:
         step: int | Int[Array, ""] = 0,
     ) -> Float[Array, "*batch"]:
         """Minus log p of the label. Needs full scores over the student's tokens."""
-        a, _ = teacher.beside(lax.stop_gradient(student), 1.0)
+        a, _ = teacher.paired_log_probs(lax.stop_gradient(student), 1.0)
         if a.shape[-1] != student.shape[-1]:
             raise ValueError(
                 f"TeacherCrossEntropy needs all {student.shape[-1]} classes of the "
@@ -103,7 +103,7 @@ class TeacherCrossEntropy:
 
 
 @dataclass(frozen=True)
-class Watched:
+class Monitored:
     """Any term, cut off from the student: a value to look at, and no gradient."""
 
     term: Term

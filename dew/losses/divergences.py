@@ -59,7 +59,7 @@ class Divergence(ABC):
     ) -> Float[Array, "*batch"]:
         """The divergence of every position."""
         temperature = at(self.temperature, step)
-        a, s = teacher.beside(student, temperature, self.top)
+        a, s = teacher.paired_log_probs(student, temperature, self.top)
         return _hinton(self.between(a, s, step), temperature, self.t_squared)
 
 
@@ -187,7 +187,7 @@ class TopKTail:
     ) -> Float[Array, "*batch"]:
         """KL over k + 1 classes, or over k."""
         temperature = at(self.temperature, step)
-        a, s = teacher.beside(student, temperature, self.k)
+        a, s = teacher.paired_log_probs(student, temperature, self.k)
         if self.rest == "teacher":
             empty = jnp.full_like(a[..., -1:], -jnp.inf)
             a = jnp.concatenate([_renormalised(a[..., :-1]), empty], axis=-1)
@@ -230,7 +230,7 @@ class SoftCrossEntropy:
 class Sampled(SoftCrossEntropy):
     """Cross-entropy to tokens drawn from the teacher (RS-KD): the sum of -w log q.
 
-    With `Drawn` scores its mean over draws is the soft cross-entropy, and the mean of
+    With `SampledScores` its mean over draws is the soft cross-entropy, and the mean of
     its gradients q - p, for any proposal. With full scores it is that mean itself.
     """
 

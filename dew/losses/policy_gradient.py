@@ -45,7 +45,7 @@ class PolicyGradient:
         """The policy loss of every position that `mask` counts, 0 elsewhere."""
         if labels is None:
             raise ValueError("PolicyGradient needs the sampled labels, got None")
-        a, s = teacher.beside(student, at(self.temperature, step))
+        a, s = teacher.paired_log_probs(student, at(self.temperature, step))
         if s.shape[-1] != student.shape[-1]:
             raise ValueError(
                 f"PolicyGradient needs all {student.shape[-1]} classes of the student, "

@@ -25,7 +25,7 @@ Favourites = tuple[Int[Array, "*batch"], Int[Array, "*batch"]]
 class Scores(Protocol):
     """A teacher's scores of positions; every leaf starts with the positions' axes."""
 
-    def beside(
+    def paired_log_probs(
         self,
         student: Float[Array, "*batch vocab"],
         temperature: Scalar,
@@ -45,11 +45,11 @@ class Scores(Protocol):
         """Nats of the student's code for what the teacher says."""
         ...
 
-    def favourites(self, student: Float[Array, "*batch vocab"]) -> Favourites:
+    def argmax_tokens(self, student: Float[Array, "*batch vocab"]) -> Favourites:
         """The class that the teacher, and that the student, finds likeliest."""
         ...
 
-    def unmatched(
+    def own_probs(
         self,
         student: Float[Array, "*batch vocab"],
         temperature: Scalar,
@@ -63,13 +63,13 @@ class Scores(Protocol):
 
 
 @struct.dataclass
-class Dense:
+class DenseScores:
     """Logits of every class. Without `vocabulary` both sides have the same rows."""
 
     logits: Float[Array, "*batch vocab"]
     vocabulary: VocabularyMap | None = struct.field(pytree_node=False, default=None)
 
-    def beside(
+    def paired_log_probs(
         self,
         student: Float[Array, "*batch rows"],
         temperature: Scalar,
@@ -92,14 +92,14 @@ class Dense:
         self, student: Float[Array, "*batch rows"], temperature: Scalar
     ) -> Float[Array, "*batch"]:
         """Minus the sum of p log q."""
-        return soft_cross_entropy(*self.beside(student, temperature))
+        return soft_cross_entropy(*self.paired_log_probs(student, temperature))
 
-    def favourites(self, student: Float[Array, "*batch rows"]) -> Favourites:
+    def argmax_tokens(self, student: Float[Array, "*batch rows"]) -> Favourites:
         """The two most likely common classes."""
-        a, s = self.beside(student, 1.0)
+        a, s = self.paired_log_probs(student, 1.0)
         return jnp.argmax(a, axis=-1), jnp.argmax(s, axis=-1)
 
-    def unmatched(
+    def own_probs(
         self,
         student: Float[Array, "*batch rows"],
         temperature: Scalar,

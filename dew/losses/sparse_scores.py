@@ -21,7 +21,7 @@ from dew.losses.vocabulary import VocabularyMap
 
 
 @struct.dataclass
-class TopK:
+class TopKScores:
     """The likeliest classes of each position, and the log of the mass of the others.
 
     A slot with log-probability minus infinity is unused. `temperature` is the one that
@@ -35,7 +35,7 @@ class TopK:
     temperature: float = struct.field(pytree_node=False, default=1.0)
     vocabulary: VocabularyMap | None = struct.field(pytree_node=False, default=None)
 
-    def beside(
+    def paired_log_probs(
         self,
         student: Float[Array, "*batch rows"],
         temperature: Scalar,
@@ -66,9 +66,9 @@ class TopK:
         self, student: Float[Array, "*batch rows"], temperature: Scalar
     ) -> Float[Array, "*batch"]:
         """Minus the sum of p log q over the kept classes and the bucket."""
-        return soft_cross_entropy(*self.beside(student, temperature))
+        return soft_cross_entropy(*self.paired_log_probs(student, temperature))
 
-    def favourites(self, student: Float[Array, "*batch rows"]) -> Favourites:
+    def argmax_tokens(self, student: Float[Array, "*batch rows"]) -> Favourites:
         """The likeliest kept class, and the student's likeliest of all."""
         ids = self.ids
         if self.vocabulary is not None:
@@ -78,7 +78,7 @@ class TopK:
         first = jnp.take_along_axis(ids, slot, axis=-1)[..., 0]
         return first, jnp.argmax(student, axis=-1)
 
-    def unmatched(
+    def own_probs(
         self,
         student: Float[Array, "*batch rows"],
         temperature: Scalar,
@@ -93,7 +93,7 @@ class TopK:
 
 
 @struct.dataclass
-class Drawn:
+class SampledScores:
     """Tokens drawn from the teacher, each with the weight that makes the draw unbiased.
 
     The same token may be drawn twice; its weights add. A weight of 0 is an unused slot.
@@ -104,7 +104,7 @@ class Drawn:
     temperature: float = struct.field(pytree_node=False, default=1.0)
     vocabulary: VocabularyMap | None = struct.field(pytree_node=False, default=None)
 
-    def beside(
+    def paired_log_probs(
         self,
         student: Float[Array, "*batch rows"],
         temperature: Scalar,
@@ -138,7 +138,7 @@ class Drawn:
             jnp.where(drawn, weights * jnp.where(drawn, log_q, 0), 0), axis=-1
         )
 
-    def favourites(self, student: Float[Array, "*batch rows"]) -> Favourites:
+    def argmax_tokens(self, student: Float[Array, "*batch rows"]) -> Favourites:
         """Refuses: a sample does not hold the likeliest class.
 
         Raises:
@@ -146,7 +146,7 @@ class Drawn:
         """
         raise TypeError("drawn scores do not say which token is likeliest")
 
-    def unmatched(
+    def own_probs(
         self,
         student: Float[Array, "*batch rows"],
         temperature: Scalar,
@@ -162,13 +162,13 @@ class Drawn:
 
 def top_k(
     logits: Float[Array, "*batch vocab"], k: int, *, temperature: float = 1.0
-) -> TopK:
+) -> TopKScores:
     """The `k` likeliest classes after tempering, in falling order, and their tail."""
     check_k(k, logits.shape[-1])
     log_probs = log_softmax(lax.stop_gradient(logits), temperature)
     kept, ids = lax.top_k(log_probs, k)
     tail = log_sum_outside(log_probs, ids, kept)
-    return TopK(ids=ids, log_probs=kept, tail=tail, temperature=temperature)
+    return TopKScores(ids=ids, log_probs=kept, tail=tail, temperature=temperature)
 
 
 def top_k_without_tail(
@@ -176,14 +176,14 @@ def top_k_without_tail(
     log_probs: Float[Array, "*batch k"],
     *,
     temperature: float = 1.0,
-) -> TopK:
+) -> TopKScores:
     """The form of a cache that stored no tail: what the kept lack to a sum of one."""
     log_probs = widened(log_probs)
     tail = log1mexp(jax.nn.logsumexp(log_probs, axis=-1))
-    return TopK(ids=ids, log_probs=log_probs, tail=tail, temperature=temperature)
+    return TopKScores(ids=ids, log_probs=log_probs, tail=tail, temperature=temperature)
 
 
-def tempered(scores: TopK, temperature: float, *, num_classes: int) -> TopK:
+def tempered(scores: TopKScores, temperature: float, *, num_classes: int) -> TopKScores:
     """Moves old scores to another temperature: p to the power T1/T2, renormalised.
 
     Exact where the tail is empty. Otherwise the tail is taken as spread evenly over the
@@ -196,7 +196,7 @@ def tempered(scores: TopK, temperature: float, *, num_classes: int) -> TopK:
     tail = (tail - spread) * power + spread
     raised = jnp.concatenate([log_probs * power, tail], axis=-1)
     raised = jax.nn.log_softmax(raised, axis=-1, where=raised > -jnp.inf)
-    return TopK(
+    return TopKScores(
         ids=scores.ids,
         log_probs=raised[..., :-1],
         tail=raised[..., -1],
@@ -213,7 +213,7 @@ def draw(
     proposal_power: float = 1.0,
     self_normalised: bool = False,
     temperature: float = 1.0,
-) -> Drawn:
+) -> SampledScores:
     """Draws tokens from r ~ p^`proposal_power`, weighted p / (draws * r).
 
     Unbiased for any power; at 1 the weights are counts over draws. `self_normalised`
@@ -232,7 +232,7 @@ def draw(
     weights = jnp.exp(log_weights) / draws
     if self_normalised:
         weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
-    return Drawn(ids=ids, weights=weights, temperature=temperature)
+    return SampledScores(ids=ids, weights=weights, temperature=temperature)
 
 
 def _check_temperature(stored: float, asked: Any) -> None:

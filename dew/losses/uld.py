@@ -37,7 +37,7 @@ class SpanScores:
     labels: Int[Array, "batch seq2"]
     spans: Spans
 
-    def beside(
+    def paired_log_probs(
         self,
         student: Float[Array, "batch seq vocab"],
         temperature: Scalar,
@@ -60,7 +60,7 @@ class SpanScores:
         """
         raise TypeError("scores across tokenizers can only be compared by ULD")
 
-    def favourites(
+    def argmax_tokens(
         self, student: Float[Array, "batch seq vocab"]
     ) -> tuple[Int[Array, "batch seq"], Int[Array, "batch seq"]]:
         """Refuses, as `beside` does.
@@ -70,7 +70,7 @@ class SpanScores:
         """
         raise TypeError("scores across tokenizers can only be compared by ULD")
 
-    def unmatched(
+    def own_probs(
         self,
         student: Float[Array, "batch seq vocab"],
         temperature: Scalar,
@@ -116,7 +116,7 @@ class ULD:
         step: int | Int[Array, ""] = 0,
     ) -> Float[Array, "*batch"]:
         """The distance at every position; with spans, at the first of each."""
-        p, q = teacher.unmatched(student, at(self.temperature, step), labels)
+        p, q = teacher.own_probs(student, at(self.temperature, step), labels)
         p, q = _ranked(p), _ranked(q)
         width = max(p.shape[-1], q.shape[-1])
         return jnp.sum(jnp.abs(_padded(p, width) - _padded(q, width)), axis=-1)

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from dew.nn.config import Attention
 from dew.nn.linear import Linear
-from dew.nn.qkv import heads_of, latent_heads_of
+from dew.nn.qkv import latent_qkv_heads, qkv_heads
 
 Tables = tuple[Float[Array, "batch seq rot"], Float[Array, "batch seq rot"]]
 """Cosines and sines of every position."""
@@ -136,7 +136,7 @@ class SelfAttention(nn.Module):
         """Mixes positions that may see each other."""
         c = self.config
         rope, tables = c.rope_of(self.layer), context.rotations[c.is_local(self.layer)]
-        project = heads_of if c.latent is None else latent_heads_of
+        project = qkv_heads if c.latent is None else latent_qkv_heads
         turn = partial(rope.rotate, tables=tables) if rope and tables else lambda y: y
         q, k, v = project(x, c, self.init_std, turn)
         if context.slot is not None:

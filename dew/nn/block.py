@@ -14,7 +14,7 @@ from dew.nn.attention import Context, SelfAttention
 from dew.nn.config import MoE, TransformerConfig
 from dew.nn.mlp import FeedForward
 from dew.nn.moe import MixtureOfExperts
-from dew.nn.norm import Normalize
+from dew.nn.norm import Normalization
 from dew.typing import Path
 
 Remat = Literal["none", "block", "dots"]
@@ -66,14 +66,14 @@ class Block(nn.Module):
 
     def _norm(self, x: Array, part: str) -> Array:
         c = self.config
-        return Normalize(c.norm, (c.embed,), name=f"{part}_norm")(x)
+        return Normalization(c.norm, (c.embed,), name=f"{part}_norm")(x)
 
     def _scaled(self, x: Array) -> Array:
         scale = self.config.residual.scale
         return x if scale == 1 else x * scale
 
 
-class Layers(nn.Module):
+class BlockStack(nn.Module):
     """The stack of blocks, each under the number its weights are stored by."""
 
     config: TransformerConfig

@@ -11,7 +11,7 @@ class Norm:
     """A normalisation: `rms`, or `layer` which takes the mean away first.
 
     The weight is `offset` plus what is stored, absent without `scaled`; it multiplies
-    in float32 where `wide`, after rounding to the dtype of x otherwise.
+    in float32 where `float32_weight`, after rounding to the dtype of x otherwise.
     """
 
     kind: Literal["rms", "layer"] = "rms"
@@ -19,19 +19,19 @@ class Norm:
     offset: float = 0.0
     bias: bool = False
     scaled: bool = True
-    wide: bool = False
+    float32_weight: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class QKNorm:
     """Norms of queries and keys before they are turned.
 
-    `over` one head with the same weights for all (`head`), with its own (`each`), or
-    all heads laid end to end (`flat`).
+    `shared_by` says what one norm covers: `head`, a head, with the same weights for
+    all; `each`, a head, each with its own; `flat`, all heads laid end to end.
     """
 
     norm: Norm
-    over: Literal["head", "each", "flat"] = "head"
+    shared_by: Literal["head", "each", "flat"] = "head"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +55,11 @@ class Attention:
     """Grouped-query attention: `heads` queries share `kv_heads` keys and values.
 
     Scores are multiplied by `scale`, or by head_dim ** -0.5 where None, divided by the
-    layer's number, from 1, where `deepens`, and squeezed into ± `softcap`. Each entry
-    of `windows` is how many keys, its own among them, a query of that layer sees back,
-    and an encoder's ahead too; 0 is all. Layers with a window turn by `local_rope`
-    where there is one. `ropeless` layers do not turn, nor does any where `rope` is
-    None.
+    layer's number, from 1, where `scale_by_layer_number`, and limited to ± `softcap`.
+    Each entry of `windows` is the number of keys, its own included, that a query of
+    that layer attends to backwards, and forwards in an encoder; 0 is all. Layers with a window turn by `local_rope`
+    where there is one. Layers flagged in `no_rope_layers` have no rotary embedding, nor
+    has any where `rope` is None.
     `alibi` scores distance instead. `sinks` give each head a score that no key has.
     Queries, keys and values are clipped to ± `clip`, and come through `latent` where
     there is one.
@@ -70,13 +70,13 @@ class Attention:
     head_dim: int
     rope: Rope | None = None
     local_rope: Rope | None = None
-    ropeless: tuple[bool, ...] = ()
+    no_rope_layers: tuple[bool, ...] = ()
     windows: tuple[int, ...] = ()
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: QKNorm | None = None
     scale: float | None = None
-    deepens: bool = False
+    scale_by_layer_number: bool = False
     softcap: float | None = None
     alibi: bool = False
     sinks: bool = False
@@ -99,11 +99,11 @@ class Attention:
         """What scores of this layer are multiplied by."""
         scale = self.head_dim**-0.5 if self.scale is None else self.scale
         scale *= self.rope.sharpness if self.rope else 1
-        return scale / (layer + 1) if self.deepens else scale
+        return scale / (layer + 1) if self.scale_by_layer_number else scale
 
     def rope_of(self, layer: int) -> Rope | None:
         """The rotary embedding of this layer."""
-        if self.ropeless and self.ropeless[layer]:
+        if self.no_rope_layers and self.no_rope_layers[layer]:
             return None
         return self.local_rope if self.is_local(layer) else self.rope
 
@@ -147,8 +147,8 @@ class MoE:
 
     Scores are the router's softmax or sigmoid, divided by the sum of the chosen ones
     where `normalize`, and times `scale`. With `groups`, experts stand in that many
-    equal groups, and only the `top_groups` whose `best` sum highest are open. With
-    `balanced`, a bias beside the parameters joins the scores for the choice alone.
+    equal groups, and only the `top_groups` whose `group_top_k` sum highest are open.
+    With `balanced`, a bias beside the parameters joins the scores for the choice alone.
     `shared` is an MLP that every token reads as well, times the sigmoid of a score of
     its own where `shared_gate`. `clamp` changes what the gate does.
     """
@@ -162,7 +162,7 @@ class MoE:
     scale: float = 1.0
     groups: int = 1
     top_groups: int = 1
-    best: int = 2
+    group_top_k: int = 2
     balanced: bool = False
     shared: MLP | None = None
     shared_gate: bool = False
@@ -196,15 +196,15 @@ class Residual:
 
     `norms` stand before attention and MLP, after them, on both sides, or after the sum
     with x. A `parallel` block reads one x for both parts, through one norm where
-    `shared`. What a part says is multiplied by `scale`. Where `bare`, the first block's
-    attention reads x without a norm.
+    `shared`. The output of each part is multiplied by `scale`. Where `no_first_norm`,
+    the first block's attention reads x without a norm.
     """
 
     norms: Literal["before", "after", "both", "sum"] = "before"
     parallel: bool = False
     shared: bool = False
     scale: float = 1.0
-    bare: bool = False
+    no_first_norm: bool = False
 
     def __post_init__(self) -> None:
         if self.parallel and self.norms == "sum":
@@ -218,13 +218,14 @@ class Embedding:
     """Rows of the table times `scale`, plus learned positions, then a norm.
 
     Position p reads row p + `offset` of the `positions` rows; 0 rows is no positions.
-    Where `counted`, a position is the number of tokens before that are no padding.
+    Where `positions_from_mask`, a position is the number of earlier tokens that are not
+    padding.
     """
 
     scale: float = 1.0
     positions: int = 0
     offset: int = 0
-    counted: bool = False
+    positions_from_mask: bool = False
     norm: Norm | None = None
 
 
@@ -264,7 +265,7 @@ class TransformerConfig:
     def __post_init__(self) -> None:
         lists = {
             "attention.windows": self.attention.windows,
-            "attention.ropeless": self.attention.ropeless,
+            "attention.no_rope_layers": self.attention.no_rope_layers,
         }
         faults = [
             f"{name} must have one entry for each of {self.layers} layers, got "
@@ -286,7 +287,7 @@ class TransformerConfig:
     def has_attn_norm(self, layer: int) -> bool:
         """Whether a norm stands before this layer's attention."""
         return self.residual.norms in ("before", "both") and not (
-            self.residual.bare and layer == 0
+            self.residual.no_first_norm and layer == 0
         )
 
     def kind_of(self, layer: int) -> tuple[Any, ...]:
@@ -312,19 +313,19 @@ class TransformerConfig:
 class DecoderConfig(TransformerConfig):
     """A causal transformer, from token ids to logits.
 
-    Tables of tokens are `width` wide where it is not None: a linear map widens their
-    rows, and another narrows the final states. They have `spare` rows after those of
-    the vocabulary, to be split evenly: no tokens, so no logits.
+    Token tables have width `embedding_width` where it is not None: a linear map widens
+    their rows, and another narrows the final states. They have `extra_rows` rows after
+    those of the vocabulary, to be split evenly: no tokens, so no logits.
     """
 
     head: Head = Head()
-    width: int | None = None
-    spare: int = 0
+    embedding_width: int | None = None
+    extra_rows: int = 0
 
     @property
     def rows(self) -> int:
         """Rows of a table of tokens, spare ones included."""
-        return self.vocab + self.spare
+        return self.vocab + self.extra_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,7 +341,7 @@ class Dense:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Readout:
+class HeadConfig:
     """What is read off an encoder's final states.
 
     Of every position, or with `pool` of one vector for the text: its `first` position
@@ -362,7 +363,7 @@ class Readout:
         if self.single and self.labels != 1:
             faults.append(f"single needs labels=1, got {self.labels}")
         if faults:
-            raise ValueError("Readout: " + "; ".join(faults))
+            raise ValueError("HeadConfig: " + "; ".join(faults))
 
     @property
     def kind(self) -> Literal["vocab", "pooler", "text", "single", "token"]:
@@ -379,14 +380,14 @@ class EncoderConfig(TransformerConfig):
     """A transformer in which every token sees all others, from token ids to `readout`.
 
     Tokens are of `types` kinds, each with a row that is added; 0 rows is no kinds. The
-    embedding is `width` wide and a linear map widens it, unless None. Positions do not
-    count tokens `padding`. Entry i of `shared` is the number of the stored block that
+    embedding is `embedding_width` wide and a linear map widens it, unless None.
+    Positions do not count tokens `padding`. Entry i of `shared` is the number of the stored block that
     stands in place i; without entries each block has its own weights.
     """
 
-    readout: Readout = Readout()
+    readout: HeadConfig = HeadConfig()
     types: int = 0
-    width: int | None = None
+    embedding_width: int | None = None
     padding: int | None = None
     shared: tuple[int, ...] = ()
 

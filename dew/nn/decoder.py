@@ -10,17 +10,17 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
 from dew.nn.attention import Context, visible_keys
-from dew.nn.block import DecoderBank, Layers, Remat, StackView
+from dew.nn.block import BlockStack, DecoderBank, Remat, StackView
 from dew.nn.config import DecoderConfig
 from dew.nn.embedding import (
-    Table,
+    TokenEmbedding,
     Unembedding,
     check_length,
     check_positions,
     learned_rows,
 )
 from dew.nn.linear import Linear
-from dew.nn.norm import Normalize
+from dew.nn.norm import Normalization
 from dew.typing import Outputs, Variables
 
 
@@ -44,20 +44,20 @@ class Decoder(nn.Module):
         """Declares the parts under the names of the canonical tree."""
         c = self.config
         init = nn.initializers.normal(c.init_std)
-        width = c.embed if c.width is None else c.width
-        self.embed = Table(c.rows, width, init)
-        if c.width is not None:
+        width = c.embed if c.embedding_width is None else c.embedding_width
+        self.embed = TokenEmbedding(c.rows, width, init)
+        if c.embedding_width is not None:
             self.widen = Linear((width,), (c.embed,), init_std=c.init_std)
             self.narrow = Linear((c.embed,), (width,), init_std=c.init_std)
-        self.layers = Layers(c, scan=self.scan, remat=self.remat)
+        self.layers = BlockStack(c, scan=self.scan, remat=self.remat)
         if c.residual.norms != "sum":
-            self.norm = Normalize(c.norm, (c.embed,))
+            self.norm = Normalization(c.norm, (c.embed,))
         self.head = Unembedding(c.head, c.rows, width, init)
         if c.embedding.positions:
             rows = c.embedding.positions + c.embedding.offset
-            self.positions = Table(rows, c.embed, init)
+            self.positions = TokenEmbedding(rows, c.embed, init)
         if c.embedding.norm is not None:
-            self.embed_norm = Normalize(c.embedding.norm, (c.embed,))
+            self.embed_norm = Normalization(c.embedding.norm, (c.embed,))
 
     def __call__(
         self,
@@ -85,10 +85,10 @@ class Decoder(nn.Module):
     ) -> Float[Array, "batch seq vocab"]:
         """Scores of every token of the vocabulary, float32."""
         c = self.config
-        final = final if c.width is None else self.narrow(final)
+        final = final if c.embedding_width is None else self.narrow(final)
         logits = self.head(final, self.embed() if c.head.tied else None)
         # Cut from the logits and not from the table, whose rows stay split evenly.
-        return logits[..., : c.vocab] if c.spare else logits
+        return logits[..., : c.vocab] if c.extra_rows else logits
 
     def _trunk(
         self, inputs: Mapping[str, Array], *, train: bool, layers: Sequence[int]
@@ -113,7 +113,7 @@ class Decoder(nn.Module):
         x = jnp.take(table, tokens, axis=0).astype(self.dtype or table.dtype)
         if c.scale != 1:
             x = x * jnp.asarray(c.scale, x.dtype)
-        x = x if self.config.width is None else self.widen(x)
+        x = x if self.config.embedding_width is None else self.widen(x)
         if c.positions:
             rows = learned_rows(self.positions(), positions + c.offset)
             x = x + rows.astype(x.dtype)
@@ -163,7 +163,7 @@ class Decoder(nn.Module):
         if "positions" in inputs:
             check_positions(c, inputs["positions"])
             return inputs["positions"]
-        if not c.counted or mask is None:
+        if not c.positions_from_mask or mask is None:
             if not self.has_variable("cache", "length"):
                 check_length(c, tokens.shape[1])
             return jnp.broadcast_to(slots, tokens.shape)

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 from dew.nn.config import Embedding, Head
 
 
-class Table(nn.Module):
+class TokenEmbedding(nn.Module):
     """One row of `dim` numbers for each of `rows` tokens."""
 
     rows: int

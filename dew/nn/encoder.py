@@ -8,12 +8,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from dew.nn.attention import Context, visible_keys
-from dew.nn.block import DecoderBank, Layers, Remat, StackView
+from dew.nn.block import BlockStack, DecoderBank, Remat, StackView
 from dew.nn.config import EncoderConfig
-from dew.nn.embedding import Table, check_length, check_positions, learned_rows
-from dew.nn.encoder_head import Answers
+from dew.nn.embedding import TokenEmbedding, check_length, check_positions, learned_rows
+from dew.nn.encoder_head import EncoderHead
 from dew.nn.linear import Linear
-from dew.nn.norm import Normalize
+from dew.nn.norm import Normalization
 from dew.typing import Outputs
 
 KINDS = "token_type_ids"
@@ -37,21 +37,21 @@ class Encoder(nn.Module):
         """Declares the parts under the names of the canonical tree."""
         c = self.config
         init = nn.initializers.normal(c.init_std)
-        width = c.embed if c.width is None else c.width
-        self.embed = Table(c.vocab, width, init)
+        width = c.embed if c.embedding_width is None else c.embedding_width
+        self.embed = TokenEmbedding(c.vocab, width, init)
         if c.types:
-            self.types = Table(c.types, width, init)
+            self.types = TokenEmbedding(c.types, width, init)
         if c.embedding.positions:
             rows = c.embedding.positions + c.embedding.offset
-            self.positions = Table(rows, width, init)
+            self.positions = TokenEmbedding(rows, width, init)
         if c.embedding.norm is not None:
-            self.embed_norm = Normalize(c.embedding.norm, (width,))
-        if c.width is not None:
+            self.embed_norm = Normalization(c.embedding.norm, (width,))
+        if c.embedding_width is not None:
             self.widen = Linear((width,), (c.embed,), bias=True, init_std=c.init_std)
-        self.layers = Layers(c, scan=self.scan, remat=self.remat)
+        self.layers = BlockStack(c, scan=self.scan, remat=self.remat)
         if c.residual.norms != "sum":
-            self.norm = Normalize(c.norm, (c.embed,))
-        self.head = Answers(c)
+            self.norm = Normalization(c.norm, (c.embed,))
+        self.head = EncoderHead(c)
 
     def __call__(
         self,
@@ -124,7 +124,7 @@ class Encoder(nn.Module):
             x = x + learned_rows(self.positions(), rows).astype(x.dtype)
         if c.embedding.norm is not None:
             x = self.embed_norm(x)
-        return x if c.width is None else self.widen(x)
+        return x if c.embedding_width is None else self.widen(x)
 
     def _positions(self, inputs: Mapping[str, Array]) -> Int[Array, "batch seq"]:
         """Where every token stands; padding itself counts as -1 where it is known."""

@@ -8,10 +8,10 @@ from dew.nn.activations import ACTIVATIONS
 from dew.nn.config import EncoderConfig
 from dew.nn.embedding import Unembedding
 from dew.nn.linear import Linear
-from dew.nn.norm import Normalize
+from dew.nn.norm import Normalization
 
 
-class Answers(nn.Module):
+class EncoderHead(nn.Module):
     """Logits and the text's vector, as far as the config's `readout` has them.
 
     Layers are called by what they serve, the readout's `kind`. A table of its own is
@@ -46,12 +46,12 @@ class Answers(nn.Module):
         if dense is None:
             return x
         # The embedding's own width, where its table is used again.
-        width = c.width if c.readout.head and c.width else c.embed
+        width = c.embedding_width if c.readout.head and c.embedding_width else c.embed
         x = self._linear(x, width, "dense", bias=dense.bias)
         x = ACTIVATIONS[dense.activation or c.mlp.activation](x)
         if not dense.normed:
             return x
-        return Normalize(c.norm, (width,), name=f"{c.readout.kind}_norm")(x)
+        return Normalization(c.norm, (width,), name=f"{c.readout.kind}_norm")(x)
 
     def _linear(self, x: Array, outputs: int, part: str, *, bias: bool = True) -> Array:
         c = self.config

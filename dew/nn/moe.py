@@ -119,7 +119,7 @@ class Router(nn.Module):
         if c.groups == c.top_groups:
             return ranks
         grouped = rearrange(ranks, "b s (g n) -> b s g n", g=c.groups)
-        best, _ = jax.lax.top_k(grouped, min(c.best, c.experts // c.groups))
+        best, _ = jax.lax.top_k(grouped, min(c.group_top_k, c.experts // c.groups))
         _, kept = jax.lax.top_k(jnp.sum(best, axis=-1), c.top_groups)
         is_open = jnp.any(jax.nn.one_hot(kept, c.groups, dtype=bool), axis=-2)
         return jnp.where(is_open[..., None], grouped, -jnp.inf).reshape(ranks.shape)

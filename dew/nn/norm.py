@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from dew.nn.config import Norm
 
 
-class Normalize(nn.Module):
+class Normalization(nn.Module):
     """The norm that a `Norm` describes, over the last axis of x.
 
     Ba et al., "Layer Normalization" (2016); Zhang and Sennrich, "Root Mean Square Layer
@@ -29,7 +29,7 @@ class Normalize(nn.Module):
             wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
         power = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
         y = wide * jax.lax.rsqrt(power + c.eps)
-        if not c.wide and c.kind == "rms":
+        if not c.float32_weight and c.kind == "rms":
             y = y.astype(dtype)
         if c.scaled:
             init = nn.initializers.constant(1 - c.offset)

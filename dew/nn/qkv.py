@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from dew.nn.config import Attention, Norm
 from dew.nn.linear import Linear
-from dew.nn.norm import Normalize
+from dew.nn.norm import Normalization
 
 Turn = Callable[[Array], Array]
 """Applies the rotary embedding."""
@@ -23,7 +23,7 @@ Heads = tuple[
 """Queries, keys and values."""
 
 
-def heads_of(
+def qkv_heads(
     x: Float[Array, "batch seq embed"], c: Attention, init_std: float, turn: Turn
 ) -> Heads:
     """Queries, keys and values as linear maps of x; the first two normed and turned."""
@@ -49,15 +49,15 @@ def _normed(
     if c.qk_norm is None:
         return x
     heads, dim = x.shape[-2:]
-    norm, over = c.qk_norm.norm, c.qk_norm.over
+    norm, over = c.qk_norm.norm, c.qk_norm.shared_by
     if over == "flat":
         flat = x.reshape(*x.shape[:-2], heads * dim)
-        return Normalize(norm, (heads * dim,), name=name)(flat).reshape(x.shape)
+        return Normalization(norm, (heads * dim,), name=name)(flat).reshape(x.shape)
     dims = (dim,) if over == "head" else (heads, dim)
-    return Normalize(norm, dims, name=name)(x)
+    return Normalization(norm, dims, name=name)(x)
 
 
-def latent_heads_of(
+def latent_qkv_heads(
     x: Float[Array, "batch seq embed"], c: Attention, init_std: float, turn: Turn
 ) -> Heads:
     """Queries, keys and values through low ranks, part of each key shared by heads.
@@ -72,7 +72,7 @@ def latent_heads_of(
         return Linear((inputs,), outputs, bias=bias, init_std=init_std, name=name)
 
     def normed(y: Array, name: str) -> Array:
-        return Normalize(Norm(eps=1e-6), y.shape[-1:], name=name)(y)
+        return Normalization(Norm(eps=1e-6), y.shape[-1:], name=name)(y)
 
     if latent.query_rank is None:
         q = linear("q", embed, c.heads, c.head_dim)(x)

@@ -53,7 +53,7 @@ class Unscaled:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linear:
+class LinearScaling:
     """`linear`: positions are divided by `factor` (Chen et al., 2023)."""
 
     factor: float
@@ -224,7 +224,7 @@ class Rope:
 
     Pairs are dimension i with i + dim / 2 (the two halves, as Hugging Face stores
     them), or 2i with 2i + 1 where `interleaved`. Scores are multiplied by `sharpness`.
-    Heads are turned in their own dtype, or in float32 where `wide`.
+    Heads are turned in their own dtype, or in float32 where `float32_rotation`.
     """
 
     dim: int
@@ -232,7 +232,7 @@ class Rope:
     scaling: Scaling = Unscaled()
     interleaved: bool = False
     sharpness: float = 1.0
-    wide: bool = False
+    float32_rotation: bool = False
 
     def tables(
         self, positions: Int[Array, "batch seq"]
@@ -258,7 +258,7 @@ class Rope:
         Cosines and sines are rounded to the dtype they turn in first, as torch does.
         """
         turned, rest = x[..., : self.dim], x[..., self.dim :]
-        turned = turned.astype(jnp.float32) if self.wide else turned
+        turned = turned.astype(jnp.float32) if self.float32_rotation else turned
         cos, sin = (table[:, :, None, :].astype(turned.dtype) for table in tables)
         turned = turned * cos + self._quarter_turn(turned) * sin
         turned = turned.astype(x.dtype)

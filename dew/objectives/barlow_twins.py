@@ -10,7 +10,7 @@ from flax import struct
 from jaxtyping import Array, Float
 
 from dew.objectives.base import Aux, EMASpec, InputSpec, Objective, Step
-from dew.objectives.model import forward, started
+from dew.objectives.model import forward, initial_variables
 from dew.source import Source
 from dew.state import TrainState
 from dew.tasks.scoring import Scoring
@@ -62,7 +62,7 @@ class BarlowTwins(Objective[CrossMoments, None]):
 
     def init(self, key: jax.Array, variables: Variables | None = None) -> Variables:
         """The loaded weights in `param_dtype`, or new ones drawn from `key`."""
-        return started(
+        return initial_variables(
             self.source, self.inputs, key, variables, self.param_dtype, self.trainable
         )
 

@@ -21,7 +21,7 @@ from dew.objectives.base import (
     Prediction,
     Step,
 )
-from dew.objectives.model import forward, started
+from dew.objectives.model import forward, initial_variables
 from dew.objectives.tokens import INPUTS, TokenScores, TokenStates, next_token_weights
 from dew.source import Source
 from dew.state import TrainState
@@ -76,7 +76,7 @@ class CausalLM(Objective[Mean, None]):
 
     def init(self, key: jax.Array, variables: Variables | None = None) -> Variables:
         """The loaded weights in `param_dtype`, or new ones drawn from `key`."""
-        return started(
+        return initial_variables(
             self.source, self.inputs, key, variables, self.param_dtype, self.trainable
         )
 

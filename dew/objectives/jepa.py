@@ -9,7 +9,7 @@ import optax
 from jaxtyping import Array, Bool
 
 from dew.objectives.base import Aux, EMASpec, InputSpec, Mean, Objective, Step
-from dew.objectives.model import forward, scored, started
+from dew.objectives.model import evaluate_scores, forward, initial_variables
 from dew.objectives.tokens import TokenScores
 from dew.source import Source
 from dew.state import TrainState
@@ -70,7 +70,9 @@ class JEPA(Objective[Mean, None]):
         def part(name: str, source: Source, inputs: InputSpec, key: Array) -> Variables:
             loaded = held.get("params", {}).get(name)
             own = None if loaded is None else {"params": loaded}
-            return started(source, {**inputs, **mask}, key, own, jnp.float32)["params"]
+            return initial_variables(source, {**inputs, **mask}, key, own, jnp.float32)[
+                "params"
+            ]
 
         encoder = part(ENCODER, self.source, self.reads, keys[0])
         predictor = part(PREDICTOR, self.predictor, {"inputs_embeds": states}, keys[1])
@@ -85,7 +87,7 @@ class JEPA(Objective[Mean, None]):
 
     def evaluate(self, params: Variables, batch: Batch, step: Step) -> TokenScores:
         """Distance and weight of every position, dropout off."""
-        return scored(self._scores, params, dict(batch), step)
+        return evaluate_scores(self._scores, params, dict(batch), step)
 
     def pipeline(self, state: TrainState, *, ema: bool = True) -> Scoring:
         """The averaged (or live) encoder, ready to embed and to be saved."""

@@ -19,7 +19,7 @@ from dew.objectives.base import (
     Prediction,
     Step,
 )
-from dew.objectives.model import forward, scored, started
+from dew.objectives.model import evaluate_scores, forward, initial_variables
 from dew.objectives.tokens import INPUTS, TokenScores, real_tokens
 from dew.source import Source
 from dew.state import TrainState
@@ -98,7 +98,7 @@ class MaskedLM(Objective[Mean, None]):
 
     def init(self, key: jax.Array, variables: Variables | None = None) -> Variables:
         """The loaded weights in `param_dtype`, or new ones drawn from `key`."""
-        return started(
+        return initial_variables(
             self.source, self.inputs, key, variables, self.param_dtype, self.trainable
         )
 
@@ -134,7 +134,7 @@ class MaskedLM(Objective[Mean, None]):
 
     def evaluate(self, params: Variables, batch: Batch, step: Step) -> TokenScores:
         """Loss and weight of every position, dropout off, masked by the step's key."""
-        return scored(self._scores, params, dict(batch), step)
+        return evaluate_scores(self._scores, params, dict(batch), step)
 
     def pipeline(self, state: TrainState, *, ema: bool = True) -> Scoring:
         """The trained model, ready to score tokens and to be saved."""

@@ -16,7 +16,7 @@ from dew.typing import Batch, Outputs, PathFilter, Variables
 Scores = TypeVar("Scores")
 
 
-def started(
+def initial_variables(
     source: Source,
     inputs: InputSpec,
     key: Array,
@@ -73,7 +73,7 @@ def forward(
 
 
 @partial(jax.jit, static_argnums=0)
-def scored(
+def evaluate_scores(
     scores: Callable[..., Scores], params: Variables, batch: Batch, step: Step
 ) -> Scores:
     """The scores of one batch as a method of an objective makes them, dropout off."""

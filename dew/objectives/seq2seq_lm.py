@@ -18,7 +18,7 @@ from dew.objectives.base import (
     Prediction,
     Step,
 )
-from dew.objectives.model import forward, scored, started
+from dew.objectives.model import evaluate_scores, forward, initial_variables
 from dew.objectives.tokens import TokenScores
 from dew.source import Source
 from dew.state import TrainState
@@ -64,7 +64,7 @@ class Seq2SeqLM(Objective[Mean, None]):
     def init(self, key: jax.Array, variables: Variables | None = None) -> Variables:
         """The loaded weights in `param_dtype`, or new ones drawn from `key`."""
         read = {**self.reads, DECODER_INPUTS: self._target}
-        return started(
+        return initial_variables(
             self.source, read, key, variables, self.param_dtype, self.trainable
         )
 
@@ -108,7 +108,7 @@ class Seq2SeqLM(Objective[Mean, None]):
 
     def evaluate(self, params: Variables, batch: Batch, step: Step) -> TokenScores:
         """Loss and weight of every target token, dropout off."""
-        return scored(self._scores, params, dict(batch), step)
+        return evaluate_scores(self._scores, params, dict(batch), step)
 
     def pipeline(self, state: TrainState, *, ema: bool = True) -> TargetGeneration:
         """The trained model, ready to write targets, to score and to be saved."""

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from dew.losses.supervised import Classification, Regression
 from dew.objectives.base import Aux, EMASpec, InputSpec, Mean, Objective, Step
-from dew.objectives.model import forward, scored, started
+from dew.objectives.model import evaluate_scores, forward, initial_variables
 from dew.source import Source
 from dew.state import TrainState
 from dew.tasks.scoring import Scoring
@@ -59,7 +59,7 @@ class Supervised(Objective[Mean, None]):
 
     def init(self, key: jax.Array, variables: Variables | None = None) -> Variables:
         """The loaded weights in `param_dtype`, or new ones drawn from `key`."""
-        return started(
+        return initial_variables(
             self.source, self.inputs, key, variables, self.param_dtype, self.trainable
         )
 
@@ -73,7 +73,7 @@ class Supervised(Objective[Mean, None]):
 
     def evaluate(self, params: Variables, batch: Batch, step: Step) -> LabelScores:
         """Logits, loss and weight of every example, dropout off."""
-        return scored(self._scores, params, dict(batch), step)[0]
+        return evaluate_scores(self._scores, params, dict(batch), step)[0]
 
     def pipeline(self, state: TrainState, *, ema: bool = True) -> Scoring:
         """The trained model, ready to score examples and to be saved."""

@@ -87,7 +87,7 @@ def _next(flags: Bool[Array, "batch seq"]) -> Bool[Array, "batch seq"]:
 
 
 @runtime_checkable
-class Attentive(Protocol):
+class KeepsAttention(Protocol):
     """A token objective whose model can leave what its layers attend to."""
 
     def read(
@@ -104,7 +104,7 @@ class Attentive(Protocol):
         ...
 
 
-def with_maps(
+def with_attention(
     objective: Objective[Any, Any],
     variables: Variables,
     batch: Batch,
@@ -119,7 +119,7 @@ def with_maps(
     Raises:
         ValueError: the model keeps no scores, as a lowered one whose kernels are fused.
     """
-    if not isinstance(objective, Attentive):
+    if not isinstance(objective, KeepsAttention):
         raise ValueError(
             f"{type(objective).__name__} shows no attention scores; match hidden "
             "states or their relations instead"

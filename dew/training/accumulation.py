@@ -18,7 +18,7 @@ from dew.tree import flatten, merge, slashed, wide
 from dew.typing import Batch, Variables
 
 
-class Attempt(NamedTuple):
+class Evaluated(NamedTuple):
     """One microbatch evaluated: statistics, reports, and its gradient if it has one."""
 
     stats: Any
@@ -33,7 +33,7 @@ def evaluate(
     step: Step,
     *,
     alone: bool,
-) -> Attempt:
+) -> Evaluated:
     """Evaluates one microbatch.
 
     The gradient is that of the numerator for a `Mean` or a scalar, which becomes a
@@ -45,16 +45,16 @@ def evaluate(
         stats, aux = objective.loss({**variables, "params": params}, batch, step)
         return _as_mean(objective, stats), aux
 
-    def value(params: Any) -> tuple[Any, tuple[Attempt, Array]]:
+    def value(params: Any) -> tuple[Any, tuple[Evaluated, Array]]:
         stats, aux = loss(params)
         linear = _is_linear(objective, stats)
         number, active = (_numerator if linear else objective.reduce_loss)(stats)
-        return number, (Attempt(stats, aux, None), active)
+        return number, (Evaluated(stats, aux, None), active)
 
     params = variables["params"]
     shapes, _ = jax.eval_shape(loss, params)
     if not alone and not _is_linear(objective, shapes):
-        return Attempt(*loss(params), None)
+        return Evaluated(*loss(params), None)
     gradient, (attempt, active) = jax.grad(value, has_aux=True)(params)
     return attempt._replace(gradient=_supported(gradient, active))
 

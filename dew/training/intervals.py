@@ -8,7 +8,7 @@ import jax
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cadence:
+class Intervals:
     """At which commits something is due; at the last one everything is.
 
     The `first` commit after a start is logged by itself: it holds the compilation.

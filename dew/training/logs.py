@@ -47,7 +47,7 @@ MAX_EMPTY = 100
 """Windows in a row without support after which a run stops: it would never end."""
 
 
-class Ledger:
+class RunLog:
     """Keeps the reports of dispatched steps until they are read."""
 
     def __init__(self, max_rejections: int) -> None:

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from dew.objectives.base import Initializer, Mean, Objective, Step
 from dew.state import Replay, TrainState, Window
-from dew.training.accumulation import Attempt, evaluate, pooled_gradient, replaced
+from dew.training.accumulation import Evaluated, evaluate, pooled_gradient, replaced
 from dew.training.ema import initial_average, next_average
 from dew.tree import wide
 from dew.typing import Batch
@@ -122,7 +122,7 @@ class TrainStep:
             dropped=state.dropped,
         )
 
-    def _evaluate(self, state: TrainState, batch: Batch, step: Step) -> Attempt:
+    def _evaluate(self, state: TrainState, batch: Batch, step: Step) -> Evaluated:
         alone = self.accumulation == 1
         return evaluate(self.objective, state.variables, batch, step, alone=alone)
 
@@ -152,7 +152,7 @@ class TrainStep:
         return Replay(dict(batch), step.key, step.step, collections)
 
     def _gathered(
-        self, state: TrainState, batch: Batch, step: Step, tried: Attempt
+        self, state: TrainState, batch: Batch, step: Step, tried: Evaluated
     ) -> Window:
         """The window with this microbatch in it."""
         entry = Window(
@@ -250,7 +250,7 @@ class TrainStep:
         return closed, norm, good
 
 
-def _finite(tried: Attempt) -> dict[str, Any]:
+def _finite(tried: Evaluated) -> dict[str, Any]:
     """Flags of finite leaves, by what they belong to."""
 
     def flags(tree: Any) -> Any:

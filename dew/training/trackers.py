@@ -237,7 +237,7 @@ class Trackio:
         return ()
 
 
-class Several:
+class TrackerGroup:
     """Trackers side by side, each switched off by its first fault; see the module."""
 
     name = "several"
@@ -296,9 +296,9 @@ class Several:
         return stack
 
 
-def several(*trackers: Tracker, console: Console | None = None) -> Several:
+def several(*trackers: Tracker, console: Console | None = None) -> TrackerGroup:
     """Joins trackers into one that never throws; `console` is stderr where None."""
-    return Several(trackers, console or Console(stderr=True))
+    return TrackerGroup(trackers, console or Console(stderr=True))
 
 
 TRACKERS: Mapping[str, Callable[[Path, str, str], Tracker]] = {

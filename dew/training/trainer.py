@@ -22,12 +22,12 @@ from dew.training.callbacks import Callback
 from dew.training.checkpoint import Checkpoints
 from dew.training.evaluation import Evaluation, run_evaluation
 from dew.training.feed import Feed
-from dew.training.intervals import Cadence
-from dew.training.logs import Ledger, Log, TrainingError
+from dew.training.intervals import Intervals
+from dew.training.logs import Log, RunLog, TrainingError
 from dew.training.optimizers import Optimizer
 from dew.training.sharding import DECODER_RULES, Rules, shardings_of
 from dew.training.step import TrainStep
-from dew.training.trackers import Several, Tracker, several
+from dew.training.trackers import Tracker, TrackerGroup, several
 from dew.typing import Batch
 
 
@@ -56,7 +56,7 @@ class Trainer:
     run_config: Mapping[str, Any] = field(default_factory=dict)
     callbacks: Sequence[Callback] = ()
     derived: Callable[[Log], Mapping[str, float]] | None = None
-    _tracker: Several | None = field(default=None, init=False, repr=False)
+    _tracker: TrackerGroup | None = field(default=None, init=False, repr=False)
     _placement: Any = field(default=None, init=False, repr=False)
 
     def fit(
@@ -93,7 +93,7 @@ class Trainer:
                 callback.on_start(commits, steps)
             if evaluations and eval_on_start and commits == 0:
                 self._evaluate(state, evaluations)
-            cadence = Cadence(
+            cadence = Intervals(
                 first=commits + 1,
                 last=steps,
                 log=log_every,
@@ -101,7 +101,7 @@ class Trainer:
                 save=self.checkpoints.every if self.checkpoints else None,
                 profiled=profile,
             )
-            ledger = Ledger(self.max_rejections)
+            ledger = RunLog(self.max_rejections)
             while commits < steps:
                 goal = cadence.next(commits)
                 with cadence.watching(commits):
@@ -173,7 +173,7 @@ class Trainer:
         self,
         state: TrainState,
         feed: Feed,
-        ledger: Ledger,
+        ledger: RunLog,
         goal: int,
         terminated: threading.Event,
     ) -> TrainState:
@@ -211,8 +211,8 @@ class Trainer:
         self,
         state: TrainState,
         feed: Feed,
-        ledger: Ledger,
-        cadence: Cadence,
+        ledger: RunLog,
+        cadence: Intervals,
         evaluations: Mapping[str, Evaluation],
     ) -> None:
         """Logs, evaluates and saves what is due at this commit."""
@@ -283,7 +283,7 @@ class Trainer:
             self._tracker.log(step, named)
 
     @contextmanager
-    def _tracking(self) -> Iterator[Several]:
+    def _tracking(self) -> Iterator[TrackerGroup]:
         """The tracker, guarded; the first process alone has one."""
         first = jax.process_index() == 0
         own = [self.tracker] if self.tracker is not None and first else []

@@ -43,7 +43,7 @@ def positions(config: Any) -> str:
         "part of a head": a.rope and a.rope.dim < a.head_dim and not a.latent,
         "neighbours": a.rope and a.rope.interleaved,
         "another in windows": a.local_rope,
-        "none in some layers": any(a.ropeless),
+        "none in some layers": any(a.no_rope_layers),
     }
     return ", ".join(name for name, has in named.items() if has)
 

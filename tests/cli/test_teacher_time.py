@@ -6,7 +6,7 @@ import pytest
 
 from dew.cli.teacher_time import Watch, seconds_a_token, waited
 from dew.objectives.causal_lm import CausalLM
-from dew.objectives.distillation.teachers import InStep
+from dew.objectives.distillation.teachers import ModelTeacher
 from dew.training.logs import Log
 from tests.support.models import TEXT, loaded, tiny_decoder
 
@@ -27,7 +27,9 @@ def test_a_log_tells_perplexities_and_the_teachers_share_of_the_time() -> None:
 
 
 def test_a_teacher_is_timed_alone_on_batches_of_the_runs_shape() -> None:
-    teacher = InStep(objective=CausalLM(source=loaded(tiny_decoder(), TEXT), seq_len=6))
+    teacher = ModelTeacher(
+        objective=CausalLM(source=loaded(tiny_decoder(), TEXT), seq_len=6)
+    )
     assert 0 < seconds_a_token(teacher, rows=2, seq_len=6) < 1
 
 

@@ -18,7 +18,7 @@ from dew.nn.decoder import Decoder
 from dew.nn.rope import Rope
 from dew.objectives.base import Step, scalar_loss
 from dew.objectives.causal_lm import CausalLM
-from dew.objectives.distillation.cross_tokenizer import AcrossTokenizers
+from dew.objectives.distillation.cross_tokenizer import CrossTokenizerTeacher
 from dew.objectives.distillation.objective import Distillation
 from tests.support.models import loaded
 from tests.support.tolerances import RTOL
@@ -131,7 +131,7 @@ def test_a_student_learns_across_tokenizers_by_uld(tokenizers: Any) -> None:
     student, teacher = tiny(49152, 24), tiny(30522, 32)
     objective = Distillation(
         student=student,
-        teacher=AcrossTokenizers(objective=teacher),
+        teacher=CrossTokenizerTeacher(objective=teacher),
         terms=(ULD(), CrossEntropy(weight=0.5)),
     )
     variables = objective.init(jax.random.key(0))
@@ -152,7 +152,7 @@ def test_other_terms_are_refused_across_tokenizers(tokenizers: Any) -> None:
     batch = next(stream(tokenizers))
     objective = Distillation(
         student=tiny(49152, 24),
-        teacher=AcrossTokenizers(objective=tiny(30522, 32)),
+        teacher=CrossTokenizerTeacher(objective=tiny(30522, 32)),
         terms=(ForwardKL(),),
     )
     variables = objective.init(jax.random.key(0))

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from dew.losses.chunking import Whole, term_sums
+from dew.losses.chunking import MaterialisedScores, term_sums
 from dew.losses.divergences import CrossEntropy, ForwardKL, ScaledJSD
-from dew.losses.scores import Dense
+from dew.losses.scores import DenseScores
 from tests.losses import reference as ref
 from tests.support.tolerances import ATOL, RTOL
 
@@ -34,7 +34,10 @@ def graded(x: dict[str, Any], chunk: int | None = None) -> tuple[Any, Any]:
     """The sums, and the gradient of their sum with respect to the student."""
 
     def total(y: Any) -> Any:
-        sides = Whole(Dense(y)), Whole(Dense(x["z"]))
+        sides = (
+            MaterialisedScores(DenseScores(y)),
+            MaterialisedScores(DenseScores(x["z"])),
+        )
         rest = {"weights": x["weights"], "labels": x["labels"]}
         sums = jnp.stack(term_sums(TERMS, *sides, **rest, chunk=chunk))
         return sums.sum(), sums

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dew.losses.chunking import (
-    Deferred,
-    Whole,
+    LazyLogits,
+    MaterialisedScores,
     sequence_weights,
     sum_over_chunks,
     term_sums,
@@ -25,7 +25,7 @@ from dew.losses.divergences import (
     SoftCrossEntropy,
     TopKTail,
 )
-from dew.losses.scores import Dense
+from dew.losses.scores import DenseScores
 from dew.losses.sparse_scores import draw, top_k
 from dew.losses.uld import ULD
 from tests.support.tolerances import ATOL, RTOL
@@ -65,8 +65,8 @@ def unembed(head: Any, hidden: Any) -> Any:
 def sums(x: Any, terms: Any, chunk: int | None) -> Any:
     return term_sums(
         terms,
-        Deferred(x["head"], x["hidden"], unembed),
-        Deferred(x["teacher_head"], x["teacher_hidden"], unembed),
+        LazyLogits(x["head"], x["hidden"], unembed),
+        LazyLogits(x["teacher_head"], x["teacher_hidden"], unembed),
         weights=x["weights"],
         labels=x["labels"],
         chunk=chunk,
@@ -127,11 +127,13 @@ def test_sparse_and_drawn_teachers_chunk_as_whole_ones_do() -> None:
 
     @partial(jax.jit, static_argnums=2)
     def total(x: Any, scores: Any, chunk: int | None) -> Any:
-        student, weights = Deferred(x["head"], x["hidden"], unembed), x["weights"]
+        student, weights = LazyLogits(x["head"], x["hidden"], unembed), x["weights"]
         terms = (SoftCrossEntropy(),)
-        return term_sums(terms, student, Whole(scores), weights=weights, chunk=chunk)
+        return term_sums(
+            terms, student, MaterialisedScores(scores), weights=weights, chunk=chunk
+        )
 
-    for scores in (Dense(logits), top_k(logits, 5), drawn):
+    for scores in (DenseScores(logits), top_k(logits, 5), drawn):
         one, other = (total(x, scores, chunk) for chunk in (None, 3))
         np.testing.assert_allclose(one, other, rtol=RTOL["chunked"])
 

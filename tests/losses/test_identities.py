@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dew.losses.chunking import Whole, term_sums
+from dew.losses.chunking import MaterialisedScores, term_sums
 from dew.losses.divergences import (
     TVD,
     CrossEntropy,
@@ -22,7 +22,7 @@ from dew.losses.divergences import (
     SoftCrossEntropy,
     TopKTail,
 )
-from dew.losses.scores import Dense
+from dew.losses.scores import DenseScores
 from dew.losses.uld import ULD
 from tests.losses import reference as ref
 from tests.support.tolerances import ATOL, RTOL
@@ -59,7 +59,7 @@ def graded(term: Any, z: Any, y: Any, step: Any = 0) -> Any:
     """The term's values, and the gradient of their sum."""
 
     def total(y: Any) -> Any:
-        values = term.values(y, Dense(z), step=step)
+        values = term.values(y, DenseScores(z), step=step)
         return values.sum(), values
 
     slope, values = jax.grad(total, has_aux=True)(y)
@@ -343,7 +343,7 @@ def test_no_gradient_reaches_the_teacher() -> None:
     z, y = ref.pair()
 
     def total(z: Any) -> Any:
-        return sum(term.values(y, Dense(z), step=1).sum() for term in terms)
+        return sum(term.values(y, DenseScores(z), step=1).sum() for term in terms)
 
     terms = [*DIVERGENCES.values(), SoftCrossEntropy()]
     y = jnp.asarray(y)
@@ -365,7 +365,7 @@ def test_masked_positions_may_hold_anything() -> None:
 
     @jax.jit
     def total(y: Any, z: Any) -> Any:
-        sides = (Whole(Dense(y)), Whole(Dense(z)))
+        sides = (MaterialisedScores(DenseScores(y)), MaterialisedScores(DenseScores(z)))
         return sum(term_sums((ForwardKL(), ReverseKL()), *sides, weights=weights))
 
     graded = jax.value_and_grad(total)
@@ -387,7 +387,7 @@ def test_masked_positions_may_hold_anything() -> None:
         (lambda: SkewKL(skew=-0.1), r"SkewKL.skew must be in \[0, 1\], got -0.1"),
         (lambda: TopKTail(k=0), r"TopKTail.k must be at least 1, got 0"),
         (
-            lambda: ForwardKL().values(jnp.zeros(4), Dense(jnp.zeros(5))),
+            lambda: ForwardKL().values(jnp.zeros(4), DenseScores(jnp.zeros(5))),
             r"5 classes .* student 4",
         ),
         (lambda: CrossEntropy().values(jnp.zeros(3)), r"needs the labels .* got None"),

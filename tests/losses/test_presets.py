@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 
 from dew.losses import presets
-from dew.losses.chunking import Whole, term_sums
+from dew.losses.chunking import MaterialisedScores, term_sums
 from dew.losses.divergences import TopKTail
 from dew.losses.policy_gradient import PolicyGradient
-from dew.losses.scores import Dense
+from dew.losses.scores import DenseScores
 from tests.losses import reference as ref
 from tests.support.tolerances import RTOL
 
@@ -28,7 +28,7 @@ def ours(terms: Any, mask: np.ndarray = MASK) -> tuple[float, np.ndarray]:
     weights = jnp.asarray(mask, jnp.float32)
 
     def mean(y: Any) -> Any:
-        sides = Whole(Dense(y)), Whole(Dense(z))
+        sides = MaterialisedScores(DenseScores(y)), MaterialisedScores(DenseScores(z))
         sums = term_sums(terms, *sides, weights=weights, labels=jnp.asarray(LABELS))
         pairs = zip(terms, sums, strict=True)
         return sum(term.weight * one for term, one in pairs) / weights.sum()
@@ -179,7 +179,7 @@ def test_an_advantage_looks_only_at_later_tokens_of_the_mask() -> None:
     z, y = (jnp.asarray(x, jnp.float32) for x in ref.pair(seq=4))
     term = PolicyGradient(discount=0.5, length_normalised=False)
     call = lambda labels: term.values(
-        y, Dense(z), labels=jnp.asarray(labels), mask=jnp.asarray(MASK)
+        y, DenseScores(z), labels=jnp.asarray(labels), mask=jnp.asarray(MASK)
     )
     other = LABELS.copy()
     other[:, 0] = 1

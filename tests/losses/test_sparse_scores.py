@@ -18,7 +18,7 @@ from dew.losses.divergences import (
     TopKTail,
 )
 from dew.losses.logspace import log1mexp, log_softmax
-from dew.losses.scores import Dense
+from dew.losses.scores import DenseScores
 from dew.losses.sparse_scores import draw, tempered, top_k, top_k_without_tail
 from dew.losses.uld import ULD
 from tests.losses import reference as ref
@@ -42,7 +42,7 @@ def both() -> tuple[Any, Any]:
 def test_the_tail_bucket_rises_with_k_to_the_full_kl() -> None:
     z, y = both()
     ks = (1, 2, 5, 10, 25, 49)
-    at_all = jax.jit(lambda z, y: [TopKTail(k=k).values(y, Dense(z)) for k in ks])
+    at_all = jax.jit(lambda z, y: [TopKTail(k=k).values(y, DenseScores(z)) for k in ks])
     found = np.asarray(at_all(z, y))
     want = [ref.tail_kl(np.asarray(z), np.asarray(y), k) for k in ks]
     np.testing.assert_allclose(found, want, rtol=RTOL["float64"])
@@ -58,10 +58,10 @@ def test_a_stored_top_k_gives_what_the_live_teacher_gives(k: int) -> None:
     z, y = both()
     stored = top_k(z, k)
     for term in (ForwardKL, ReverseKL, ScaledJSD):
-        live = term(top=k).values(y, Dense(z))
+        live = term(top=k).values(y, DenseScores(z))
         np.testing.assert_allclose(term().values(y, stored), live, rtol=RTOL["float64"])
         if k >= ref.VOCAB - 1:
-            full = term().values(y, Dense(z))
+            full = term().values(y, DenseScores(z))
             np.testing.assert_allclose(live, full, rtol=RTOL["float64"])
 
 
@@ -70,7 +70,7 @@ def test_everything_stored_leaves_a_finite_gradient_and_no_tail() -> None:
     z, y = both()
     stored = top_k(z, ref.VOCAB)
     assert (np.asarray(stored.tail) == -np.inf).all()
-    online = ForwardKL().values(y, Dense(z))
+    online = ForwardKL().values(y, DenseScores(z))
     np.testing.assert_allclose(
         ForwardKL().values(y, stored), online, rtol=RTOL["float64"]
     )
@@ -86,14 +86,14 @@ def test_fewer_than_stored_merges_the_others_into_the_tail() -> None:
     z, y = both()
     got = TopKTail(k=4).values(y, top_k(z, 12))
     np.testing.assert_allclose(
-        got, TopKTail(k=4).values(y, Dense(z)), rtol=RTOL["float64"]
+        got, TopKTail(k=4).values(y, DenseScores(z)), rtol=RTOL["float64"]
     )
 
 
 @pytest.mark.usefixtures("x64")
 def test_renormalising_both_sides_over_one_class_says_nothing() -> None:
     z, y = both()
-    got = TopKTail(k=1, rest="both").values(y, Dense(z))
+    got = TopKTail(k=1, rest="both").values(y, DenseScores(z))
     np.testing.assert_allclose(got, 0, atol=ATOL["self float64"])
 
 
@@ -101,7 +101,7 @@ def test_renormalising_both_sides_over_one_class_says_nothing() -> None:
 def test_renormalising_the_teacher_alone_pulls_towards_a_biased_target() -> None:
     z, y = both()
     slope = jax.grad(
-        lambda y: TopKTail(k=12, rest="teacher").values(y, Dense(z)).sum()
+        lambda y: TopKTail(k=12, rest="teacher").values(y, DenseScores(z)).sum()
     )(y)
     a, s = ref.log_softmax(np.asarray(z)), ref.log_softmax(np.asarray(y))
     cut = np.sort(a, -1)[..., -12:-11]
@@ -116,7 +116,7 @@ def test_drawn_gradients_average_to_the_full_one(power: float) -> None:
     z, y = both()
     drawn = draw(jax.random.key(0), z, DRAWS, proposal_power=power)
     slope = jax.grad(lambda y: Sampled().values(y, drawn).sum())(y)
-    full = jax.grad(lambda y: SoftCrossEntropy().values(y, Dense(z)).sum())(y)
+    full = jax.grad(lambda y: SoftCrossEntropy().values(y, DenseScores(z)).sum())(y)
     # Six standard errors of a weighted frequency; weights at power .5 reach about 10.
     np.testing.assert_allclose(slope, full, atol=6 * 2 / math.sqrt(DRAWS))
 
@@ -193,7 +193,7 @@ def test_masked_classes_of_both_sides_count_for_nothing() -> None:
     real = jnp.arange(ref.VOCAB) < 40
     cut = lambda x: jnp.where(real, x, -jnp.inf)
     for term in (ForwardKL(), ReverseKL(), ScaledJSD()):
-        total = lambda y, z, t=term: t.values(y, Dense(z)).sum()
+        total = lambda y, z, t=term: t.values(y, DenseScores(z)).sum()
         graded = jax.jit(jax.value_and_grad(total))
         value, slope = graded(cut(y), cut(z))
         want, short = graded(y[..., :40], z[..., :40])

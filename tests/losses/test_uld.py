@@ -13,7 +13,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from dew.data.token_spans import align_spans, byte_ends
 from dew.losses.divergences import ForwardKL
-from dew.losses.scores import Dense
+from dew.losses.scores import DenseScores
 from dew.losses.uld import ULD, Spans, SpanScores
 from tests.support.tolerances import ATOL, RTOL
 
@@ -34,7 +34,7 @@ def ranked_distance(p: np.ndarray, q: np.ndarray) -> float:
 
 def test_the_distance_is_over_ranks_and_pads_the_shorter() -> None:
     y, z = random_logits(2, 3, 9), random_logits(2, 3, 12, seed=1)
-    got = ULD(temperature=2.0).values(y, Dense(z))
+    got = ULD(temperature=2.0).values(y, DenseScores(z))
     flat = zip(probs(z / 2).reshape(-1, 12), probs(y / 2).reshape(-1, 9), strict=True)
     want = np.reshape([ranked_distance(p, q) for p, q in flat], (2, 3))
     np.testing.assert_allclose(got, want, rtol=RTOL["float32"])
@@ -43,12 +43,14 @@ def test_the_distance_is_over_ranks_and_pads_the_shorter() -> None:
 def test_relabelling_changes_nothing_and_a_relabelled_self_is_at_distance_0() -> None:
     y, z = random_logits(2, 3, 9), random_logits(2, 3, 9, seed=1)
     order = jnp.asarray(np.random.default_rng(2).permutation(9))
-    same = ULD().values(y, Dense(z[..., order]))
-    np.testing.assert_allclose(same, ULD().values(y, Dense(z)), rtol=RTOL["float32"])
+    same = ULD().values(y, DenseScores(z[..., order]))
+    np.testing.assert_allclose(
+        same, ULD().values(y, DenseScores(z)), rtol=RTOL["float32"]
+    )
     with jax.enable_x64(True):
         # In float32 the sum of the softmax itself depends on the order: 1e-7.
         wide = y.astype(jnp.float64)
-        own = ULD().values(wide[..., order], Dense(wide))
+        own = ULD().values(wide[..., order], DenseScores(wide))
         assert float(own.max()) <= ATOL["self float64"]
 
 

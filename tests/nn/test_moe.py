@@ -37,7 +37,7 @@ CASES = {
         normalize=False,
         groups=3,
         top_groups=1,
-        best=1,
+        group_top_k=1,
     ),
 }
 
@@ -64,7 +64,7 @@ def mixed(x: np.ndarray, c: MoE, params: Any, bias: np.ndarray) -> np.ndarray:
     if c.scoring == "softmax":
         scores = np.exp(logits) / np.exp(logits).sum()
     ranks = (scores + bias).reshape(c.groups, -1)
-    best = np.sort(ranks, axis=1)[:, -c.best :].sum(axis=1)
+    best = np.sort(ranks, axis=1)[:, -c.group_top_k :].sum(axis=1)
     ranks[np.argsort(-best)[c.top_groups :]] = -np.inf
     chosen = np.argsort(-ranks.reshape(-1))[: c.top_k]
     weights = scores[chosen] / (scores[chosen].sum() if c.normalize else 1)

@@ -22,8 +22,8 @@ from dew.converters.gguf.rows import (
     Arch,
     Facts,
     Fuse,
-    Heads,
-    Row,
+    HeadCounts,
+    TensorRow,
     with_all,
 )
 
@@ -44,7 +44,7 @@ def _q_is_full(block: int, config: Mapping[str, Any]) -> bool:
     return config["q_lora_rank"] is None
 
 
-def _k_turned(tensor: np.ndarray, heads: Heads) -> np.ndarray:
+def _k_turned(tensor: np.ndarray, heads: HeadCounts) -> np.ndarray:
     """Turns each head's matrix: llama.cpp's takes the query, ours the latent."""
     return tensor.swapaxes(1, 2)
 
@@ -133,22 +133,24 @@ def _deepseek_v3(facts: Facts, config: Mapping[str, Any]) -> Mapping[str, Any]:
 _ATTENTION = BLOCK + "self_attn."
 _SHARED = BLOCK + "mlp.shared_experts."
 # A head's rows of k come before its rows of v.
-_KV = Row(to=_ATTENTION + "kv_b_proj", fuse=Fuse(axis=1, merge=True))
-_COMMON: Mapping[str, Row] = {
+_KV = TensorRow(to=_ATTENTION + "kv_b_proj", fuse=Fuse(axis=1, merge=True))
+_COMMON: Mapping[str, TensorRow] = {
     **ENDS,
     **NORMS,
     **with_all(MLP, at=_is_dense),
     **with_all(EXPERTS, at=_has_experts),
     **{
-        f"blk.{{n}}.ffn_{kind}_shexp": Row(to=f"{_SHARED}{kind}_proj", at=_has_experts)
+        f"blk.{{n}}.ffn_{kind}_shexp": TensorRow(
+            to=f"{_SHARED}{kind}_proj", at=_has_experts
+        )
         for kind in ("gate", "up", "down")
     },
-    "blk.{n}.attn_q": Row(to=_ATTENTION + "q_proj", at=_q_is_full),
-    "blk.{n}.attn_q_a": Row(to=_ATTENTION + "q_a_proj", at=_q_is_low),
-    "blk.{n}.attn_q_a_norm": Row(to=_ATTENTION + "q_a_layernorm", at=_q_is_low),
-    "blk.{n}.attn_q_b": Row(to=_ATTENTION + "q_b_proj", at=_q_is_low),
-    "blk.{n}.attn_kv_a_mqa": Row(to=_ATTENTION + "kv_a_proj_with_mqa"),
-    "blk.{n}.attn_kv_a_norm": Row(to=_ATTENTION + "kv_a_layernorm"),
+    "blk.{n}.attn_q": TensorRow(to=_ATTENTION + "q_proj", at=_q_is_full),
+    "blk.{n}.attn_q_a": TensorRow(to=_ATTENTION + "q_a_proj", at=_q_is_low),
+    "blk.{n}.attn_q_a_norm": TensorRow(to=_ATTENTION + "q_a_layernorm", at=_q_is_low),
+    "blk.{n}.attn_q_b": TensorRow(to=_ATTENTION + "q_b_proj", at=_q_is_low),
+    "blk.{n}.attn_kv_a_mqa": TensorRow(to=_ATTENTION + "kv_a_proj_with_mqa"),
+    "blk.{n}.attn_kv_a_norm": TensorRow(to=_ATTENTION + "kv_a_layernorm"),
     "blk.{n}.attn_output": ATTENTION["blk.{n}.attn_output"],
 }
 _SPLIT = {
@@ -158,7 +160,7 @@ _SPLIT = {
 }
 _WHOLE = {**_COMMON, "blk.{n}.attn_kv_b": replace(_KV, fuse=None)}
 _CHOICE = {
-    "blk.{n}.exp_probs_b": Row(
+    "blk.{n}.exp_probs_b": TensorRow(
         to=BLOCK + "mlp.gate.e_score_correction",
         weight=NEVER,
         bias=ALWAYS,

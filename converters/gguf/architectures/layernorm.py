@@ -18,7 +18,7 @@ from dew.converters.gguf.rows import (
     SIZES,
     Arch,
     Facts,
-    Row,
+    TensorRow,
     grouped,
     interleaved,
     transposed,
@@ -98,18 +98,18 @@ GPT2 = Arch(
     model_type="gpt2",
     class_name="GPT2LMHeadModel",
     rows={
-        "token_embd": Row(to="transformer.wte"),
-        "position_embd": Row(to="transformer.wpe"),
-        "output_norm": Row(to="transformer.ln_f", bias=ALWAYS),
+        "token_embd": TensorRow(to="transformer.wte"),
+        "position_embd": TensorRow(to="transformer.wpe"),
+        "output_norm": TensorRow(to="transformer.ln_f", bias=ALWAYS),
         "output": ENDS["output"],
         **with_all(
             {
-                "blk.{n}.attn_norm": Row(to="transformer.h.{n}.ln_1"),
-                "blk.{n}.ffn_norm": Row(to="transformer.h.{n}.ln_2"),
-                "blk.{n}.attn_qkv": Row(to="transformer.h.{n}.attn.c_attn"),
-                "blk.{n}.attn_output": Row(to="transformer.h.{n}.attn.c_proj"),
-                "blk.{n}.ffn_up": Row(to="transformer.h.{n}.mlp.c_fc"),
-                "blk.{n}.ffn_down": Row(to="transformer.h.{n}.mlp.c_proj"),
+                "blk.{n}.attn_norm": TensorRow(to="transformer.h.{n}.ln_1"),
+                "blk.{n}.ffn_norm": TensorRow(to="transformer.h.{n}.ln_2"),
+                "blk.{n}.attn_qkv": TensorRow(to="transformer.h.{n}.attn.c_attn"),
+                "blk.{n}.attn_output": TensorRow(to="transformer.h.{n}.attn.c_proj"),
+                "blk.{n}.ffn_up": TensorRow(to="transformer.h.{n}.mlp.c_fc"),
+                "blk.{n}.ffn_down": TensorRow(to="transformer.h.{n}.mlp.c_proj"),
             },
             layout=transposed,
             bias=ALWAYS,
@@ -131,20 +131,24 @@ BLOOM = Arch(
     model_type="bloom",
     class_name="BloomForCausalLM",
     rows={
-        "token_embd": Row(to="transformer.word_embeddings"),
+        "token_embd": TensorRow(to="transformer.word_embeddings"),
         "output": ENDS["output"],
         **with_all(
             {
-                "token_embd_norm": Row(to="transformer.word_embeddings_layernorm"),
-                "output_norm": Row(to="transformer.ln_f"),
-                "blk.{n}.attn_norm": Row(to="transformer.h.{n}.input_layernorm"),
-                "blk.{n}.ffn_norm": Row(
+                "token_embd_norm": TensorRow(
+                    to="transformer.word_embeddings_layernorm"
+                ),
+                "output_norm": TensorRow(to="transformer.ln_f"),
+                "blk.{n}.attn_norm": TensorRow(to="transformer.h.{n}.input_layernorm"),
+                "blk.{n}.ffn_norm": TensorRow(
                     to="transformer.h.{n}.post_attention_layernorm"
                 ),
-                "blk.{n}.attn_output": Row(to="transformer.h.{n}.self_attention.dense"),
-                "blk.{n}.ffn_up": Row(to="transformer.h.{n}.mlp.dense_h_to_4h"),
-                "blk.{n}.ffn_down": Row(to="transformer.h.{n}.mlp.dense_4h_to_h"),
-                "blk.{n}.attn_qkv": Row(
+                "blk.{n}.attn_output": TensorRow(
+                    to="transformer.h.{n}.self_attention.dense"
+                ),
+                "blk.{n}.ffn_up": TensorRow(to="transformer.h.{n}.mlp.dense_h_to_4h"),
+                "blk.{n}.ffn_down": TensorRow(to="transformer.h.{n}.mlp.dense_4h_to_h"),
+                "blk.{n}.attn_qkv": TensorRow(
                     to="transformer.h.{n}.self_attention.query_key_value",
                     layout=grouped,
                 ),
@@ -167,16 +171,18 @@ FALCON = Arch(
     model_type="falcon",
     class_name="FalconForCausalLM",
     rows={
-        "token_embd": Row(to="transformer.word_embeddings"),
-        "output_norm": Row(to="transformer.ln_f", bias=ALWAYS),
+        "token_embd": TensorRow(to="transformer.word_embeddings"),
+        "output_norm": TensorRow(to="transformer.ln_f", bias=ALWAYS),
         "output": ENDS["output"],
-        "blk.{n}.attn_norm": Row(to=_FALCON_BLOCK + "input_layernorm", bias=ALWAYS),
-        "blk.{n}.attn_qkv": Row(
+        "blk.{n}.attn_norm": TensorRow(
+            to=_FALCON_BLOCK + "input_layernorm", bias=ALWAYS
+        ),
+        "blk.{n}.attn_qkv": TensorRow(
             to=_FALCON_BLOCK + "self_attention.query_key_value", layout=grouped
         ),
-        "blk.{n}.attn_output": Row(to=_FALCON_BLOCK + "self_attention.dense"),
-        "blk.{n}.ffn_up": Row(to=_FALCON_BLOCK + "mlp.dense_h_to_4h"),
-        "blk.{n}.ffn_down": Row(to=_FALCON_BLOCK + "mlp.dense_4h_to_h"),
+        "blk.{n}.attn_output": TensorRow(to=_FALCON_BLOCK + "self_attention.dense"),
+        "blk.{n}.ffn_up": TensorRow(to=_FALCON_BLOCK + "mlp.dense_h_to_4h"),
+        "blk.{n}.ffn_down": TensorRow(to=_FALCON_BLOCK + "mlp.dense_4h_to_h"),
     },
     fields={
         **{k: v for k, v in SIZES.items() if k != "feed_forward_length"},
@@ -195,8 +201,8 @@ FALCON_TWO_NORMS = replace(
     FALCON,
     rows={
         **FALCON.rows,
-        "blk.{n}.attn_norm": Row(to=_FALCON_BLOCK + "ln_mlp", bias=ALWAYS),
-        "blk.{n}.attn_norm_2": Row(to=_FALCON_BLOCK + "ln_attn", bias=ALWAYS),
+        "blk.{n}.attn_norm": TensorRow(to=_FALCON_BLOCK + "ln_mlp", bias=ALWAYS),
+        "blk.{n}.attn_norm_2": TensorRow(to=_FALCON_BLOCK + "ln_attn", bias=ALWAYS),
     },
     constants={**FALCON.constants, "num_ln_in_parallel_attn": 2},
 )
@@ -205,11 +211,11 @@ STARCODER2 = Arch(
     class_name="Starcoder2ForCausalLM",
     rows={
         **ENDS,
-        "output_norm": Row(to="model.norm", bias=ALWAYS),
+        "output_norm": TensorRow(to="model.norm", bias=ALWAYS),
         **with_all(NORMS, bias=ALWAYS),
         **with_all(ATTENTION, bias="use_bias"),
-        "blk.{n}.ffn_up": Row(to=BLOCK + "mlp.c_fc", bias="use_bias"),
-        "blk.{n}.ffn_down": Row(to=BLOCK + "mlp.c_proj", bias="use_bias"),
+        "blk.{n}.ffn_up": TensorRow(to=BLOCK + "mlp.c_fc", bias="use_bias"),
+        "blk.{n}.ffn_down": TensorRow(to=BLOCK + "mlp.c_proj", bias="use_bias"),
     },
     fields={**SIZES, _LAYER_NORM: "norm_epsilon"},
     constants={"hidden_act": "gelu_pytorch_tanh", "sliding_window": None},
@@ -219,9 +225,9 @@ STABLELM = Arch(
     class_name="StableLmForCausalLM",
     rows={
         **ENDS,
-        "output_norm": Row(to="model.norm", bias=ALWAYS),
-        "blk.{n}.attn_norm": Row(to=BLOCK + "input_layernorm", bias=ALWAYS),
-        "blk.{n}.ffn_norm": Row(
+        "output_norm": TensorRow(to="model.norm", bias=ALWAYS),
+        "blk.{n}.attn_norm": TensorRow(to=BLOCK + "input_layernorm", bias=ALWAYS),
+        "blk.{n}.ffn_norm": TensorRow(
             to=BLOCK + "post_attention_layernorm",
             weight="!use_parallel_residual",
             bias="!use_parallel_residual",
@@ -230,10 +236,10 @@ STABLELM = Arch(
             stem: replace(row, bias=NEVER if "output" in stem else "use_qkv_bias")
             for stem, row in ATTENTION.items()
         },
-        "blk.{n}.attn_q_norm": Row(
+        "blk.{n}.attn_q_norm": TensorRow(
             to=BLOCK + "self_attn.q_layernorm.norms.{e}", weight="qk_layernorm"
         ),
-        "blk.{n}.attn_k_norm": Row(
+        "blk.{n}.attn_k_norm": TensorRow(
             to=BLOCK + "self_attn.k_layernorm.norms.{e}", weight="qk_layernorm"
         ),
         **MLP,
@@ -264,13 +270,13 @@ PHI2 = Arch(
         "token_embd": ENDS["token_embd"],
         **with_all(
             {
-                "output_norm": Row(to="model.final_layernorm"),
-                "output": Row(to="lm_head"),
-                "blk.{n}.attn_norm": Row(to=BLOCK + "input_layernorm"),
+                "output_norm": TensorRow(to="model.final_layernorm"),
+                "output": TensorRow(to="lm_head"),
+                "blk.{n}.attn_norm": TensorRow(to=BLOCK + "input_layernorm"),
                 **ATTENTION,
-                "blk.{n}.attn_output": Row(to=BLOCK + "self_attn.dense"),
-                "blk.{n}.ffn_up": Row(to=BLOCK + "mlp.fc1"),
-                "blk.{n}.ffn_down": Row(to=BLOCK + "mlp.fc2"),
+                "blk.{n}.attn_output": TensorRow(to=BLOCK + "self_attn.dense"),
+                "blk.{n}.ffn_up": TensorRow(to=BLOCK + "mlp.fc1"),
+                "blk.{n}.ffn_down": TensorRow(to=BLOCK + "mlp.fc2"),
             },
             bias=ALWAYS,
         ),
@@ -289,19 +295,21 @@ GPT_NEOX = Arch(
     model_type="gpt_neox",
     class_name="GPTNeoXForCausalLM",
     rows={
-        "token_embd": Row(to="gpt_neox.embed_in"),
-        "output": Row(to="embed_out", weight="!tie_word_embeddings"),
+        "token_embd": TensorRow(to="gpt_neox.embed_in"),
+        "output": TensorRow(to="embed_out", weight="!tie_word_embeddings"),
         **with_all(
             {
-                "output_norm": Row(to="gpt_neox.final_layer_norm"),
-                "blk.{n}.attn_norm": Row(to=_NEOX_BLOCK + "input_layernorm"),
-                "blk.{n}.ffn_norm": Row(to=_NEOX_BLOCK + "post_attention_layernorm"),
-                "blk.{n}.attn_qkv": Row(
+                "output_norm": TensorRow(to="gpt_neox.final_layer_norm"),
+                "blk.{n}.attn_norm": TensorRow(to=_NEOX_BLOCK + "input_layernorm"),
+                "blk.{n}.ffn_norm": TensorRow(
+                    to=_NEOX_BLOCK + "post_attention_layernorm"
+                ),
+                "blk.{n}.attn_qkv": TensorRow(
                     to=_NEOX_BLOCK + "attention.query_key_value", layout=grouped
                 ),
-                "blk.{n}.attn_output": Row(to=_NEOX_BLOCK + "attention.dense"),
-                "blk.{n}.ffn_up": Row(to=_NEOX_BLOCK + "mlp.dense_h_to_4h"),
-                "blk.{n}.ffn_down": Row(to=_NEOX_BLOCK + "mlp.dense_4h_to_h"),
+                "blk.{n}.attn_output": TensorRow(to=_NEOX_BLOCK + "attention.dense"),
+                "blk.{n}.ffn_up": TensorRow(to=_NEOX_BLOCK + "mlp.dense_h_to_4h"),
+                "blk.{n}.ffn_down": TensorRow(to=_NEOX_BLOCK + "mlp.dense_4h_to_h"),
             },
             bias=ALWAYS,
         ),

@@ -24,7 +24,7 @@ from dew.converters.gguf.rows import (
     Arch,
     Facts,
     Fuse,
-    Row,
+    TensorRow,
     interleaved,
     less_one,
     one_row,
@@ -101,10 +101,14 @@ MIXTRAL = Arch(
         **ENDS,
         **NORMS,
         **interleaved(ATTENTION),
-        "blk.{n}.ffn_gate_inp": Row(to=BLOCK + "block_sparse_moe.gate"),
-        "blk.{n}.ffn_gate_exps": Row(to=BLOCK + "block_sparse_moe.experts.{e}.w1"),
-        "blk.{n}.ffn_down_exps": Row(to=BLOCK + "block_sparse_moe.experts.{e}.w2"),
-        "blk.{n}.ffn_up_exps": Row(to=BLOCK + "block_sparse_moe.experts.{e}.w3"),
+        "blk.{n}.ffn_gate_inp": TensorRow(to=BLOCK + "block_sparse_moe.gate"),
+        "blk.{n}.ffn_gate_exps": TensorRow(
+            to=BLOCK + "block_sparse_moe.experts.{e}.w1"
+        ),
+        "blk.{n}.ffn_down_exps": TensorRow(
+            to=BLOCK + "block_sparse_moe.experts.{e}.w2"
+        ),
+        "blk.{n}.ffn_up_exps": TensorRow(to=BLOCK + "block_sparse_moe.experts.{e}.w3"),
     },
     fields={
         **SIZES,
@@ -159,12 +163,12 @@ QWEN2_MOE = replace(
     rows={
         **{stem: row for stem, row in QWEN2.rows.items() if stem not in MLP},
         **EXPERTS,
-        "blk.{n}.ffn_gate_inp_shexp": Row(
+        "blk.{n}.ffn_gate_inp_shexp": TensorRow(
             to=BLOCK + "mlp.shared_expert_gate", layout=one_row
         ),
-        "blk.{n}.ffn_gate_shexp": Row(to=BLOCK + "mlp.shared_expert.gate_proj"),
-        "blk.{n}.ffn_up_shexp": Row(to=BLOCK + "mlp.shared_expert.up_proj"),
-        "blk.{n}.ffn_down_shexp": Row(to=BLOCK + "mlp.shared_expert.down_proj"),
+        "blk.{n}.ffn_gate_shexp": TensorRow(to=BLOCK + "mlp.shared_expert.gate_proj"),
+        "blk.{n}.ffn_up_shexp": TensorRow(to=BLOCK + "mlp.shared_expert.up_proj"),
+        "blk.{n}.ffn_down_shexp": TensorRow(to=BLOCK + "mlp.shared_expert.down_proj"),
     },
     fields={
         **QWEN2.fields,
@@ -248,10 +252,10 @@ PHI3 = Arch(
     rows={
         **ENDS,
         **NORMS,
-        "blk.{n}.attn_qkv": Row(to=BLOCK + "self_attn.qkv_proj"),
-        "blk.{n}.attn_output": Row(to=BLOCK + "self_attn.o_proj"),
-        "blk.{n}.ffn_up": Row(to=BLOCK + "mlp.gate_up_proj"),
-        "blk.{n}.ffn_down": Row(to=BLOCK + "mlp.down_proj"),
+        "blk.{n}.attn_qkv": TensorRow(to=BLOCK + "self_attn.qkv_proj"),
+        "blk.{n}.attn_output": TensorRow(to=BLOCK + "self_attn.o_proj"),
+        "blk.{n}.ffn_up": TensorRow(to=BLOCK + "mlp.gate_up_proj"),
+        "blk.{n}.ffn_down": TensorRow(to=BLOCK + "mlp.down_proj"),
     },
     fields={**SIZES, **RMS},
     constants=SILU,
@@ -294,14 +298,14 @@ GRANITE_MOE = replace(
         **ENDS,
         **NORMS,
         **interleaved(ATTENTION),
-        "blk.{n}.ffn_gate_inp": Row(to=BLOCK + "block_sparse_moe.router.layer"),
-        "blk.{n}.ffn_gate_exps": Row(
+        "blk.{n}.ffn_gate_inp": TensorRow(to=BLOCK + "block_sparse_moe.router.layer"),
+        "blk.{n}.ffn_gate_exps": TensorRow(
             to=BLOCK + "block_sparse_moe.input_linear", fuse=_HALVES
         ),
-        "blk.{n}.ffn_up_exps": Row(
+        "blk.{n}.ffn_up_exps": TensorRow(
             to=BLOCK + "block_sparse_moe.input_linear", fuse=_HALVES
         ),
-        "blk.{n}.ffn_down_exps": Row(to=BLOCK + "block_sparse_moe.output_linear"),
+        "blk.{n}.ffn_down_exps": TensorRow(to=BLOCK + "block_sparse_moe.output_linear"),
     },
     fields={
         **GRANITE.fields,
@@ -319,12 +323,12 @@ GLM4 = Arch(
             stem: replace(row, bias=NEVER if "output" in stem else "attention_bias")
             for stem, row in ATTENTION.items()
         },
-        "blk.{n}.attn_norm": Row(to=BLOCK + "input_layernorm"),
-        "blk.{n}.post_attention_norm": Row(to=BLOCK + "post_self_attn_layernorm"),
-        "blk.{n}.ffn_norm": Row(to=BLOCK + "post_attention_layernorm"),
-        "blk.{n}.post_ffw_norm": Row(to=BLOCK + "post_mlp_layernorm"),
-        "blk.{n}.ffn_up": Row(to=BLOCK + "mlp.gate_up_proj"),
-        "blk.{n}.ffn_down": Row(to=BLOCK + "mlp.down_proj"),
+        "blk.{n}.attn_norm": TensorRow(to=BLOCK + "input_layernorm"),
+        "blk.{n}.post_attention_norm": TensorRow(to=BLOCK + "post_self_attn_layernorm"),
+        "blk.{n}.ffn_norm": TensorRow(to=BLOCK + "post_attention_layernorm"),
+        "blk.{n}.post_ffw_norm": TensorRow(to=BLOCK + "post_mlp_layernorm"),
+        "blk.{n}.ffn_up": TensorRow(to=BLOCK + "mlp.gate_up_proj"),
+        "blk.{n}.ffn_down": TensorRow(to=BLOCK + "mlp.down_proj"),
     },
     fields={**SIZES, **RMS},
     constants=SILU,

@@ -22,8 +22,8 @@ from dew.converters.gguf.rows import (
     Arch,
     Facts,
     Fuse,
-    Heads,
-    Row,
+    HeadCounts,
+    TensorRow,
     with_all,
 )
 
@@ -82,7 +82,7 @@ def _gpt_oss(facts: Facts, config: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
-def _turned(tensor: np.ndarray, heads: Heads) -> np.ndarray:
+def _turned(tensor: np.ndarray, heads: HeadCounts) -> np.ndarray:
     """Swaps the last two axes of stacked matrices; stacked biases stay."""
     return tensor.swapaxes(1, 2) if tensor.ndim == 3 else tensor
 
@@ -123,7 +123,7 @@ OLMO3 = replace(
 )
 _EXPERTS = BLOCK + "mlp.experts."
 _ALTERNATING = Fuse(axis=-1, alternate=True)
-_HALF = Row(
+_HALF = TensorRow(
     to=_EXPERTS + "gate_up_proj",
     layout=_turned,
     bias=ALWAYS,
@@ -136,13 +136,15 @@ GPT_OSS = Arch(
     rows={
         **ENDS,
         **with_all(ATTENTION, bias="attention_bias"),
-        "blk.{n}.attn_sinks": Row(to=BLOCK + "self_attn.sinks", suffixes=("", "")),
+        "blk.{n}.attn_sinks": TensorRow(
+            to=BLOCK + "self_attn.sinks", suffixes=("", "")
+        ),
         "blk.{n}.attn_norm": NORMS["blk.{n}.attn_norm"],
         "blk.{n}.post_attention_norm": NORMS["blk.{n}.ffn_norm"],
-        "blk.{n}.ffn_gate_inp": Row(to=BLOCK + "mlp.router", bias=ALWAYS),
+        "blk.{n}.ffn_gate_inp": TensorRow(to=BLOCK + "mlp.router", bias=ALWAYS),
         "blk.{n}.ffn_gate_exps": _HALF,
         "blk.{n}.ffn_up_exps": _HALF,
-        "blk.{n}.ffn_down_exps": Row(
+        "blk.{n}.ffn_down_exps": TensorRow(
             to=_EXPERTS + "down_proj",
             layout=_turned,
             bias=ALWAYS,

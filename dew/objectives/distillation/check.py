@@ -32,7 +32,7 @@ from dew.objectives.distillation.check_inputs import (
 )
 from dew.objectives.distillation.matching import NOTHING, Matching
 from dew.objectives.distillation.objective import Distillation
-from dew.objectives.distillation.teachers import InStep, Teacher
+from dew.objectives.distillation.teachers import ModelTeacher, Teacher
 from dew.objectives.distillation.variables import TEACHER, student_variables
 from dew.tree import flatten, unflatten
 from dew.typing import Batch, Variables
@@ -65,7 +65,7 @@ def check_distillation(
     off in the models.
     """
     if vocabulary is not None and isinstance(teacher, Objective):
-        teacher = InStep(objective=teacher, vocabulary=vocabulary)
+        teacher = ModelTeacher(objective=teacher, vocabulary=vocabulary)
     objective = Distillation(
         student=student,
         teacher=teacher,
@@ -103,7 +103,7 @@ def _self_loss(subject: Subject) -> Row | None:
         return None
     itself = replace(
         objective,
-        teacher=InStep(objective=objective.student),
+        teacher=ModelTeacher(objective=objective.student),
         others=(),
         terms=terms,
         hidden=(),
@@ -129,7 +129,7 @@ def _own_states(subject: Subject) -> Row | None:
         return None
     itself = replace(
         objective,
-        teacher=InStep(objective=objective.student),
+        teacher=ModelTeacher(objective=objective.student),
         others=(),
         terms=(),
         hidden=matched.hidden,
@@ -177,7 +177,7 @@ def _both_logits(subject: Subject) -> tuple[np.ndarray, np.ndarray]:
         )
         scores = scored.scores.scores(scored.scores.held, scored.scores.tokens)
         # Over the classes that both sides have; log-probabilities are logits too.
-        return scores.beside(said, 1.0)
+        return scores.paired_log_probs(said, 1.0)
 
     a, s = jax.jit(sides)(subject.variables, batch)
     return np.asarray(a, np.float64), np.asarray(s, np.float64)
@@ -319,7 +319,7 @@ def _no_gradient(subject: Subject) -> Row | None:
 def _alignment(objective: Distillation) -> Row:
     teacher = objective.teachers[0]
     found = "the same rows on both sides"
-    if isinstance(teacher, InStep) and teacher.vocabulary is not None:
+    if isinstance(teacher, ModelTeacher) and teacher.vocabulary is not None:
         found = "; ".join(teacher.vocabulary.report)
     return Row(
         name="the vocabularies are aligned", expected="proved", found=found, passed=True

@@ -8,7 +8,7 @@ from jax import lax
 from jaxtyping import Array
 
 from dew.data.retokenize import RESPELLED
-from dew.losses.chunking import Spanned
+from dew.losses.chunking import CrossTokenizerScores
 from dew.losses.cross_entropy import next_tokens
 from dew.losses.term import Schedule, Term
 from dew.losses.uld import Spans, SpanScores
@@ -18,7 +18,7 @@ from dew.typing import Batch, Variables
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class AcrossTokenizers:
+class CrossTokenizerTeacher:
     """A teacher that runs in the step and reads the text in tokens of its own.
 
     Only ULD and the student's own terms can be learned from it. Batches hold the
@@ -30,12 +30,12 @@ class AcrossTokenizers:
     weight: Schedule = 1.0
 
     @property
-    def is_splittable(self) -> bool:
+    def supports_chunking(self) -> bool:
         """A span may cross from one chunk into the next."""
         return False
 
     @property
-    def is_in_step(self) -> bool:
+    def scores_any_tokens(self) -> bool:
         """It runs there, on tokens that were made before."""
         return False
 
@@ -44,7 +44,7 @@ class AcrossTokenizers:
         """The classes of two tokenizers cannot be compared."""
         return ()
 
-    def brings(self, rows: int, seq: int) -> Batch:
+    def batch_spec(self, rows: int, seq: int) -> Batch:
         """Nothing that states could be made of."""
         return {}
 
@@ -93,4 +93,4 @@ class AcrossTokenizers:
             teacher_span=batch["span_of_teacher"],
         )
         scores = SpanScores(said.logits, next_tokens(tokens), spans)
-        return Scored(Spanned(lax.stop_gradient(scores)))
+        return Scored(CrossTokenizerScores(lax.stop_gradient(scores)))

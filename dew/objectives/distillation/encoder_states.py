@@ -17,7 +17,7 @@ from dew.objectives.base import (
     Prediction,
     Step,
 )
-from dew.objectives.model import forward, started
+from dew.objectives.model import forward, initial_variables
 from dew.objectives.tokens import INPUTS, real_tokens
 from dew.source import Source
 from dew.state import TrainState
@@ -27,7 +27,7 @@ from dew.typing import Batch, PathFilter, Variables
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Encoded(Objective[Mean, None]):
+class EncoderStates(Objective[Mean, None]):
     """The states of a model without a head, every real token counting once.
 
     For both sides of a distillation by hidden states and relations alone.
@@ -50,7 +50,7 @@ class Encoded(Objective[Mean, None]):
 
     def init(self, key: jax.Array, variables: Variables | None = None) -> Variables:
         """The loaded weights in `param_dtype`, or new ones drawn from `key`."""
-        return started(
+        return initial_variables(
             self.source, self.inputs, key, variables, self.param_dtype, self.trainable
         )
 
@@ -62,7 +62,7 @@ class Encoded(Objective[Mean, None]):
         Raises:
             TypeError: always.
         """
-        raise TypeError("Encoded has no loss of its own; give it to Distillation")
+        raise TypeError("EncoderStates has no loss of its own; give it to Distillation")
 
     def predict(
         self,

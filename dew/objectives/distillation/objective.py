@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from dew.losses.chunking import sequence_weights, term_sums
-from dew.losses.diagnostics import TeacherCrossEntropy, Watched
+from dew.losses.diagnostics import Monitored, TeacherCrossEntropy
 from dew.losses.divergences import CrossEntropy, ForwardKL
 from dew.losses.hidden_states import (
     AttentionMap,
@@ -48,9 +48,9 @@ from dew.objectives.distillation.teachers import Scored, Teacher, as_teacher
 from dew.objectives.distillation.variables import (
     PROJECTORS,
     TEACHER,
-    borrowed,
+    drop_paths,
+    shared_leaves,
     student_variables,
-    without,
 )
 from dew.objectives.tokens import Labelled, Splittable, TokenScores
 from dew.state import TrainState
@@ -145,7 +145,7 @@ class Distillation(Objective[Mean, Any]):
         return (as_teacher(self.teacher), *self.others)
 
     @cached_property
-    def watched(self) -> tuple[Term, ...]:
+    def diagnostics(self) -> tuple[Term, ...]:
         """The measures, without those that are terms at weight 1 anyway."""
         if self.measures is not None:
             return self.measures
@@ -168,7 +168,7 @@ class Distillation(Objective[Mean, Any]):
         """What the student starts from, and every teacher's weights."""
         student = self.student.held_variables() or {}
         supplied = {
-            str(i): without(held, self._borrowed[i])
+            str(i): drop_paths(held, self._shared_leaves[i])
             for i, teacher in enumerate(self.teachers)
             if (held := teacher.held_variables()) is not None
         }
@@ -238,26 +238,26 @@ class Distillation(Objective[Mean, Any]):
     def teacher_variables(self, params: Variables, i: int) -> Variables:
         """A teacher's whole variables, with what it borrows from the student's."""
         held = params.get(TEACHER, {}).get(str(i), {})
-        borrowed = self._borrowed[i]
+        borrowed = self._shared_leaves[i]
         if not borrowed:
             return held
         frozen = flatten({"params": params[FROZEN]})
         return unflatten(flatten(held) | {path: frozen[path] for path in borrowed})
 
     @cached_property
-    def _borrowed(self) -> tuple[frozenset[Path], ...]:
+    def _shared_leaves(self) -> tuple[frozenset[Path], ...]:
         """Of each teacher, the paths of leaves that the student holds frozen anyway."""
-        return borrowed(self.student, self.teachers)
+        return shared_leaves(self.student, self.teachers)
 
     @cached_property
     def _splits(self) -> bool:
         able = isinstance(self.student, Splittable) and not self.maps
-        return able and all(teacher.is_splittable for teacher in self.teachers)
+        return able and all(teacher.supports_chunking for teacher in self.teachers)
 
     @cached_property
     def _can_sample(self) -> bool:
         able = isinstance(self.student, Splittable)
-        return able and all(teacher.is_in_step for teacher in self.teachers)
+        return able and all(teacher.scores_any_tokens for teacher in self.teachers)
 
     def _mixed(
         self, params: Variables, batch: Batch, step: Step
@@ -339,7 +339,7 @@ class Distillation(Objective[Mean, Any]):
         """Weight and unweighted sum of every term against one teacher, by name."""
         terms = [t for t in self.terms if i == 0 or not isinstance(t, CrossEntropy)]
         # Cut off from the student: what is only watched costs no backward pass.
-        watched = [Watched(term) for term in self.watched] if i == 0 else []
+        watched = [Monitored(term) for term in self.diagnostics] if i == 0 else []
         sums = term_sums(
             [*terms, *watched],
             ours.scores,
@@ -382,7 +382,7 @@ class Distillation(Objective[Mean, Any]):
         batch = {name: _rows(spec) for name, spec in self.inputs.items()}
         asked = {term.teacher for term in self.hidden}
         for i in asked:
-            batch |= self.teachers[i].brings(*batch["tokens"].shape)
+            batch |= self.teachers[i].batch_spec(*batch["tokens"].shape)
 
         def states(variables: Variables, batch: Batch) -> tuple[Any, Any]:
             ours = self._read_student(variables, batch, _start())[0].hidden

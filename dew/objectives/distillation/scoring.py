@@ -6,11 +6,11 @@ from typing import Any, no_type_check
 from flax import struct
 from jaxtyping import Array, Float
 
-from dew.losses.chunking import Deferred, Whole
-from dew.losses.scores import Dense
+from dew.losses.chunking import LazyLogits, MaterialisedScores
+from dew.losses.scores import DenseScores
 from dew.objectives.base import Aux, Objective, Step
 from dew.objectives.distillation.unembedding import deferred
-from dew.objectives.tokens import Splittable, with_maps
+from dew.objectives.tokens import Splittable, with_attention
 from dew.typing import Batch, Variables
 
 
@@ -19,7 +19,7 @@ from dew.typing import Batch, Variables
 class Said:
     """Scores of every position, what each counts for, and what was asked of layers."""
 
-    scores: Whole | Deferred
+    scores: MaterialisedScores | LazyLogits
     weights: Float[Array, "batch seq"]
     hidden: tuple[Float[Array, "batch seq _"], ...] = ()
     maps: tuple[Float[Array, "batch _ seq seq"], ...] = ()
@@ -37,10 +37,10 @@ def read_student(
 ) -> tuple[Said, Aux[Any]]:
     """One pass in training; `split` puts the logits off to the chunks."""
     if maps:
-        prediction, found = with_maps(
+        prediction, found = with_attention(
             student, variables, batch, step, train=True, layers=layers, maps=maps
         )
-        scores = Whole(Dense(prediction.logits))
+        scores = MaterialisedScores(DenseScores(prediction.logits))
         return Said(scores, prediction.weights, prediction.hidden, found), Aux()
     if split and isinstance(student, Splittable):
         states, aux = student.states(variables, batch, step, train=True, layers=layers)
@@ -50,5 +50,5 @@ def read_student(
     _, aux, prediction = student.predict(
         variables, batch, step, train=True, layers=layers
     )
-    scores = Whole(Dense(prediction.logits))
+    scores = MaterialisedScores(DenseScores(prediction.logits))
     return Said(scores, prediction.weights, prediction.hidden), aux

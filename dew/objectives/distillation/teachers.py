@@ -14,7 +14,7 @@ from flax import struct
 from jax import lax
 from jaxtyping import Array, Float
 
-from dew.losses.chunking import Deferred, Spanned, Whole
+from dew.losses.chunking import CrossTokenizerScores, LazyLogits, MaterialisedScores
 from dew.losses.diagnostics import (
     Agreement,
     EntropyGap,
@@ -22,13 +22,13 @@ from dew.losses.diagnostics import (
     TeacherCrossEntropy,
 )
 from dew.losses.divergences import ForwardKL
-from dew.losses.scores import Dense
-from dew.losses.sparse_scores import Drawn, TopK, draw, top_k
+from dew.losses.scores import DenseScores
+from dew.losses.sparse_scores import SampledScores, TopKScores, draw, top_k
 from dew.losses.term import Schedule, Term
 from dew.losses.vocabulary import VocabularyMap
 from dew.objectives.base import Objective, Step
 from dew.objectives.distillation.unembedding import deferred
-from dew.objectives.tokens import Splittable, with_maps
+from dew.objectives.tokens import Splittable, with_attention
 from dew.typing import Batch, Variables
 
 
@@ -36,7 +36,7 @@ from dew.typing import Batch, Variables
 class Scored:
     """What a teacher, or the student, says of a batch."""
 
-    scores: Whole | Deferred | Spanned
+    scores: MaterialisedScores | LazyLogits | CrossTokenizerScores
     hidden: tuple[Float[Array, "batch seq _"], ...] = ()
     maps: tuple[Float[Array, "batch _ seq seq"], ...] = ()
 
@@ -54,12 +54,12 @@ class Teacher(Protocol):
         ...
 
     @property
-    def is_splittable(self) -> bool:
+    def supports_chunking(self) -> bool:
         """Whether it can be scored a chunk of the sequence at a time."""
         ...
 
     @property
-    def is_in_step(self) -> bool:
+    def scores_any_tokens(self) -> bool:
         """Whether it can score tokens that the batch did not come with."""
         ...
 
@@ -68,7 +68,7 @@ class Teacher(Protocol):
         """What can be watched against it, as terms of no weight."""
         ...
 
-    def brings(self, rows: int, seq: int) -> Batch:
+    def batch_spec(self, rows: int, seq: int) -> Batch:
         """What a batch must have for it, as shapes to plan with."""
         ...
 
@@ -98,7 +98,7 @@ class Teacher(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class InStep:
+class ModelTeacher:
     """A teacher that runs in the step: any objective of ours that scores tokens.
 
     A lowered torch module is one by its source. With `vocabulary` it reads and scores
@@ -112,12 +112,12 @@ class InStep:
     top: int = 10
 
     @property
-    def is_splittable(self) -> bool:
+    def supports_chunking(self) -> bool:
         """Whether the objective gives final states and their unembedding apart."""
         return isinstance(self.objective, Splittable)
 
     @property
-    def is_in_step(self) -> bool:
+    def scores_any_tokens(self) -> bool:
         """It runs there."""
         return True
 
@@ -129,7 +129,7 @@ class InStep:
             return (ForwardKL(), *known)
         return (ForwardKL(), *known, TeacherCrossEntropy())
 
-    def brings(self, rows: int, seq: int) -> Batch:
+    def batch_spec(self, rows: int, seq: int) -> Batch:
         """Nothing but the text."""
         return {}
 
@@ -155,11 +155,11 @@ class InStep:
         held = lax.stop_gradient(variables)
         own = self._own(batch)
         if maps:
-            prediction, found = with_maps(
+            prediction, found = with_attention(
                 self.objective, held, own, step, train=False, layers=layers, maps=maps
             )
-            dense = Dense(prediction.logits, self.vocabulary)
-            return Scored(Whole(dense), prediction.hidden, found)
+            dense = DenseScores(prediction.logits, self.vocabulary)
+            return Scored(MaterialisedScores(dense), prediction.hidden, found)
         if split and isinstance(self.objective, Splittable):
             states, _ = self.objective.states(
                 held, own, step, train=False, layers=layers
@@ -171,7 +171,8 @@ class InStep:
             held, own, step, train=False, layers=layers
         )
         return Scored(
-            Whole(Dense(prediction.logits, self.vocabulary)), prediction.hidden
+            MaterialisedScores(DenseScores(prediction.logits, self.vocabulary)),
+            prediction.hidden,
         )
 
     def _own(self, batch: Batch) -> Batch:
@@ -188,7 +189,7 @@ WEIGHTS, LOGITS = "teacher_weights", "teacher_logits"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class FromBatch:
+class PrecomputedTeacher:
     """A teacher that has scored the batch before: a cache, or a live torch module.
 
     The batch holds `teacher_ids` and `teacher_log_probs` [batch, seq, k] with
@@ -209,17 +210,17 @@ class FromBatch:
     def __post_init__(self) -> None:
         if len(self.layers) != len(self.widths):
             raise ValueError(
-                "FromBatch needs a width for each of its layers, got layers "
+                "PrecomputedTeacher needs a width for each of its layers, got layers "
                 f"{self.layers} and widths {self.widths}"
             )
 
     @property
-    def is_splittable(self) -> bool:
-        """Whole scores are cut along the sequence as they are."""
+    def supports_chunking(self) -> bool:
+        """MaterialisedScores scores are cut along the sequence as they are."""
         return True
 
     @property
-    def is_in_step(self) -> bool:
+    def scores_any_tokens(self) -> bool:
         """It has scored the batch's own tokens and no others."""
         return False
 
@@ -234,7 +235,7 @@ class FromBatch:
         mass = () if self.top is None else (MassOnTop(k=self.top),)
         return (kl, Agreement(), *mass, EntropyGap())
 
-    def brings(self, rows: int, seq: int) -> Batch:
+    def batch_spec(self, rows: int, seq: int) -> Batch:
         """Its scores, of one class where their number does not matter, and states."""
         made: dict[str, Any] = {
             name: jax.ShapeDtypeStruct(
@@ -296,10 +297,12 @@ class FromBatch:
             for one in layers
         )
         if self.policy == "logits":
-            return Scored(Whole(Dense(arrays[0], self.vocabulary)), hidden)
-        kind: Any = TopK if self.policy == "top_k" else Drawn
+            return Scored(
+                MaterialisedScores(DenseScores(arrays[0], self.vocabulary)), hidden
+            )
+        kind: Any = TopKScores if self.policy == "top_k" else SampledScores
         scores = kind(*arrays, self.temperature, self.vocabulary)
-        return Scored(Whole(scores), hidden)
+        return Scored(MaterialisedScores(scores), hidden)
 
 
 def hidden_name(place: int) -> str:
@@ -310,7 +313,7 @@ def hidden_name(place: int) -> str:
 def as_teacher(teacher: Objective[Any, Any] | Teacher) -> Teacher:
     """An objective runs in the step; anything else is a teacher already."""
     if isinstance(teacher, Objective):
-        return InStep(objective=teacher)
+        return ModelTeacher(objective=teacher)
     return teacher
 
 
@@ -322,7 +325,7 @@ def scores_of(
     key: Array | None,
     temperature: float = 1.0,
 ) -> dict[str, Array]:
-    """A teacher's logits as the arrays of a batch that `FromBatch` reads.
+    """A teacher's logits as the arrays of a batch that `PrecomputedTeacher` reads.
 
     `k` classes are kept, or drawn with `key`.
     """

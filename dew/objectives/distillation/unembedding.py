@@ -5,7 +5,7 @@ from typing import Any
 import jax
 from jaxtyping import Array, Float
 
-from dew.losses.chunking import Deferred
+from dew.losses.chunking import LazyLogits
 from dew.losses.vocabulary import VocabularyMap
 from dew.tree import flatten, unflatten
 from dew.typing import Model, Path, Variables
@@ -16,7 +16,7 @@ def deferred(
     variables: Variables,
     final: Float[Array, "batch seq embed"],
     vocabulary: VocabularyMap | None = None,
-) -> Deferred:
+) -> LazyLogits:
     """A model's final states with the part of its variables that makes them logits.
 
     Only the leaves that its `unembed` reads are carried through the chunks, and only
@@ -31,7 +31,7 @@ def deferred(
         return model.apply(whole, states, method="unembed")
 
     held = unflatten({path: leaves[path] for path in leaves if path in read})
-    return Deferred(held, final, unembed, vocabulary)
+    return LazyLogits(held, final, unembed, vocabulary)
 
 
 def leaves_read(

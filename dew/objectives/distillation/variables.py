@@ -26,7 +26,7 @@ def student_variables(params: Variables) -> dict[str, Any]:
     return kept
 
 
-def borrowed(
+def shared_leaves(
     student: Objective[Any, Any], teachers: Sequence[Teacher]
 ) -> tuple[frozenset[Path], ...]:
     """Of each teacher, the paths of leaves that the student holds frozen anyway.
@@ -50,7 +50,7 @@ def borrowed(
     return tuple(found)
 
 
-def without(tree: Variables, paths: frozenset[Path]) -> Variables:
+def drop_paths(tree: Variables, paths: frozenset[Path]) -> Variables:
     """The tree without the leaves at `paths`."""
     if not paths:
         return tree

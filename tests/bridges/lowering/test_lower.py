@@ -219,7 +219,7 @@ def test_all_missing_ops_are_named_at_once() -> None:
     assert "2 torch ops" in told
     assert "aten.special_bessel_j0.default x 2" in told
     assert "aten.special_bessel_y0.default x 1" in told
-    assert "test_bridges_lower.py" in told
+    assert "test_lower.py" in told
     assert "@dew.bridges.implements(torch.ops.aten.special_bessel_j0.default)" in told
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dew.bridges import LiveTeacher
-from dew.losses.scores import Dense
+from dew.losses.scores import DenseScores
 from dew.losses.sparse_scores import top_k
 from dew.objectives.base import Step
 from tests.support import hf_models as hf
@@ -64,7 +64,7 @@ def test_an_objectives_teacher_reads_what_it_wrote(llama: Any, k: int | None) ->
     scored = live.teacher.score({}, batch, step, layers=(), split=False)
     student = jnp.zeros((2, 8, hf.VOCAB))
     logits = jnp.asarray(hf.torch_logits(llama, batch["tokens"]))
-    want: Any = Dense(logits) if k is None else top_k(logits, k, temperature=1.0)
+    want: Any = DenseScores(logits) if k is None else top_k(logits, k, temperature=1.0)
     whole: Any = scored.scores
     np.testing.assert_allclose(
         whole.tokens.cross_entropy(student, 1.0),

@@ -14,8 +14,8 @@ from dew.objectives.causal_lm import CausalLM
 from dew.objectives.distillation.check import check_objective
 from dew.objectives.distillation.objective import Distillation
 from dew.objectives.distillation.teachers import (
-    FromBatch,
-    InStep,
+    ModelTeacher,
+    PrecomputedTeacher,
     hidden_name,
     scores_of,
 )
@@ -63,7 +63,7 @@ def test_each_term_is_matched_with_the_teacher_that_it_names() -> None:
     objective = Distillation(
         student=ours,
         teacher=first,
-        others=(InStep(objective=second),),
+        others=(ModelTeacher(objective=second),),
         terms=(),
         hidden=(
             HiddenMSE(pairs=((0, 2),)),
@@ -138,7 +138,7 @@ def test_a_teacher_that_scored_before_the_step_brings_its_states() -> None:
     said = theirs.predict(own, batch(), STEP, train=False, layers=(0, 2))[2]
     stored = scores_of(said.logits, policy="top_k", k=11, key=None)
     stored |= {hidden_name(i): state for i, state in enumerate(said.hidden)}
-    before = FromBatch(layers=(0, 2), widths=(12, 12))
+    before = PrecomputedTeacher(layers=(0, 2), widths=(12, 12))
     hidden = (HiddenMSE(pairs=((1, 2), (0, 0))),)
     both = [
         value(

@@ -15,9 +15,13 @@ from dew.losses.divergences import CrossEntropy, ForwardKL, Sampled
 from dew.losses.hidden_states import HiddenMSE
 from dew.objectives.base import FROZEN, Step, scalar_loss, under
 from dew.objectives.causal_lm import CausalLM
-from dew.objectives.distillation.encoder_states import Encoded
+from dew.objectives.distillation.encoder_states import EncoderStates
 from dew.objectives.distillation.objective import Distillation
-from dew.objectives.distillation.teachers import FromBatch, InStep, scores_of
+from dew.objectives.distillation.teachers import (
+    ModelTeacher,
+    PrecomputedTeacher,
+    scores_of,
+)
 from dew.objectives.distillation.variables import PROJECTORS, TEACHER
 from dew.objectives.masked_lm import MaskedLM
 from dew.objectives.tokens import next_token_weights
@@ -112,7 +116,7 @@ def test_what_is_watched_tells_perplexities_of_both_sides() -> None:
 
 def test_teachers_count_by_their_weights_and_the_labels_once() -> None:
     def of(weights: tuple[float, ...], **rest: Any) -> float:
-        first, *others = (InStep(objective=teacher(), weight=w) for w in weights)
+        first, *others = (ModelTeacher(objective=teacher(), weight=w) for w in weights)
         return value(
             Distillation(
                 student=student(),
@@ -239,7 +243,7 @@ def test_scores_in_the_batch_count_as_those_made_in_the_step() -> None:
     x = batch()
     z = logits(teacher(), x)
     stored = scores_of(jnp.asarray(z), policy="top_k", k=11, key=None)
-    cached = Distillation(student=student(), teacher=FromBatch())
+    cached = Distillation(student=student(), teacher=PrecomputedTeacher())
     want, live = value(Distillation(student=student(), teacher=teacher()), x)
     got, aux = value(cached, {**x, **stored})
     np.testing.assert_allclose(got, want, rtol=RTOL["float32"])
@@ -254,7 +258,9 @@ def test_drawn_scores_average_to_the_soft_cross_entropy() -> None:
     z = jnp.asarray(logits(teacher(), x))
     stored = scores_of(z, policy="sampled", k=4000, key=jax.random.key(3))
     objective = Distillation(
-        student=student(), teacher=FromBatch(policy="sampled"), terms=(Sampled(),)
+        student=student(),
+        teacher=PrecomputedTeacher(policy="sampled"),
+        terms=(Sampled(),),
     )
     weights = np.asarray(next_token_weights(x), np.float64)
     a, s = ref.log_softmax(np.asarray(z)), ref.log_softmax(logits(student(), x))
@@ -272,7 +278,7 @@ def test_drawn_scores_average_to_the_soft_cross_entropy() -> None:
         ),
         (
             lambda: value(
-                Distillation(student=student(), teacher=FromBatch()), batch()
+                Distillation(student=student(), teacher=PrecomputedTeacher()), batch()
             ),
             r"missing are \['teacher_ids', 'teacher_log_probs', 'teacher_tail'\]",
         ),
@@ -297,8 +303,8 @@ def test_a_masked_student_is_scored_on_the_tokens_that_were_hidden() -> None:
 
 
 def test_terms_over_labels_need_a_student_of_tokens() -> None:
-    states = Encoded(source=loaded(tiny_decoder(), TEXT), seq_len=6)
+    states = EncoderStates(source=loaded(tiny_decoder(), TEXT), seq_len=6)
     with pytest.raises(ValueError, match="CrossEntropy need a student with `labels`"):
         Distillation(student=states, teacher=states, terms=(CrossEntropy(),))
     watching = Distillation(student=states, teacher=states, terms=(ForwardKL(),))
-    assert CrossEntropy() not in watching.watched
+    assert CrossEntropy() not in watching.diagnostics

@@ -16,7 +16,7 @@ from dew.objectives.base import Step, scalar_loss
 from dew.objectives.causal_lm import CausalLM
 from dew.objectives.distillation.objective import Distillation
 from dew.objectives.distillation.on_policy import OnPolicy
-from dew.objectives.distillation.teachers import FromBatch
+from dew.objectives.distillation.teachers import PrecomputedTeacher
 from dew.objectives.tokens import next_token_weights
 from dew.training.checkpoint import Checkpoints
 from dew.training.trainer import Trainer
@@ -200,7 +200,7 @@ def test_a_resumed_run_samples_what_an_uninterrupted_one_does(tmp_path: Path) ->
         (
             lambda: Distillation(
                 student=student(),
-                teacher=FromBatch(),
+                teacher=PrecomputedTeacher(),
                 terms=(ForwardKL(),),
                 on_policy=ALWAYS,
             ),
