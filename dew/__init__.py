@@ -1,9 +1,28 @@
 """The bridge between PyTorch and JAX for people who train models."""
 
-from dew.api import adapt as adapt
-from dew.api import certify as certify
-from dew.api import extend_vocabulary as extend_vocabulary
-from dew.api import load as load
-from dew.api import pad_vocabulary as pad_vocabulary
-from dew.api import save as save
-from dew.converters.lora.config import Lora as Lora
+from etils import epy
+
+with epy.lazy_api_imports(globals()):
+    from dew.api import (
+        CertificationError,
+        adapt,
+        certify,
+        extend_vocabulary,
+        load,
+        pad_vocabulary,
+        save,
+    )
+    from dew.converters.lora.config import Lora
+    from dew.converters.pretrained import Pretrained
+
+__all__ = [
+    "CertificationError",
+    "Lora",
+    "Pretrained",
+    "adapt",
+    "certify",
+    "extend_vocabulary",
+    "load",
+    "pad_vocabulary",
+    "save",
+]

@@ -1,1 +1,12 @@
-"""Folders of any architecture, loaded by the lowered road."""
+"""Folders of any architecture that transformers has, loaded by the lowered road."""
+
+from etils import epy
+
+with epy.lazy_api_imports(globals()):
+    from dew.bridges.loading.load import load_lowered
+    from dew.bridges.loading.pickles import unpickled
+
+__all__ = [
+    "load_lowered",
+    "unpickled",
+]

@@ -90,3 +90,5 @@ FAMILIES: Mapping[str, Family] = {
     )
 }
 """The architectures of the native road, by `model_type`."""
+
+__all__ = ["FAMILIES", "Family"]

@@ -1,1 +1,10 @@
-"""GGUF files, read as Hugging Face folders."""
+"""GGUF files, read as the Hugging Face folders that they were made of."""
+
+from etils import epy
+
+with epy.lazy_api_imports(globals()):
+    from dew.converters.gguf.convert import folder_from_gguf
+
+__all__ = [
+    "folder_from_gguf",
+]

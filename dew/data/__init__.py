@@ -9,10 +9,35 @@
 Labels are the objective's business: it masks the ones that cross a segment.
 """
 
-from dew.data.batches import evaluation_batches as evaluation_batches
-from dew.data.batches import training_batches as training_batches
-from dew.data.documents import Documents as Documents
-from dew.data.documents import open_documents as open_documents
-from dew.data.packing import Packing as Packing
-from dew.data.stream import Batches as Batches
-from dew.data.stream import Trace as Trace
+from etils import epy
+
+with epy.lazy_api_imports(globals()):
+    from dew.data.batches import evaluation_batches, training_batches
+    from dew.data.distillkit import captured_texts, packed_rows
+    from dew.data.documents import Documents, open_documents
+    from dew.data.packing import Packing
+    from dew.data.retokenize import Respelled
+    from dew.data.stream import Batches, Trace
+    from dew.data.teacher_cache import (
+        CachedBatches,
+        CacheWriter,
+        TeacherCache,
+        tokenizer_hash,
+    )
+
+__all__ = [
+    "Batches",
+    "CacheWriter",
+    "CachedBatches",
+    "Documents",
+    "Packing",
+    "Respelled",
+    "TeacherCache",
+    "Trace",
+    "captured_texts",
+    "evaluation_batches",
+    "open_documents",
+    "packed_rows",
+    "tokenizer_hash",
+    "training_batches",
+]

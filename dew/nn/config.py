@@ -57,10 +57,11 @@ class Attention:
     Scores are multiplied by `scale`, or by head_dim ** -0.5 where None, divided by the
     layer's number, from 1, where `scale_by_layer_number`, and limited to ± `softcap`.
     Each entry of `windows` is the number of keys, its own included, that a query of
-    that layer attends to backwards, and forwards in an encoder; 0 is all. Layers with a window turn by `local_rope`
-    where there is one. Layers flagged in `no_rope_layers` have no rotary embedding, nor
-    has any where `rope` is None.
-    `alibi` scores distance instead. `sinks` give each head a score that no key has.
+    that layer attends to backwards, and forwards in an encoder; 0 is all. Layers with a
+    window use the rotary embedding `local_rope` where it is not None. Layers flagged in
+    `no_rope_layers` have no rotary embedding, nor has any where `rope` is None. `alibi`
+    biases scores by distance instead. `sinks` give each head a score that belongs to no
+    key.
     Queries, keys and values are clipped to ± `clip`, and come through `latent` where
     there is one.
     """
@@ -381,8 +382,8 @@ class EncoderConfig(TransformerConfig):
 
     Tokens are of `types` kinds, each with a row that is added; 0 rows is no kinds. The
     embedding is `embedding_width` wide and a linear map widens it, unless None.
-    Positions do not count tokens `padding`. Entry i of `shared` is the number of the stored block that
-    stands in place i; without entries each block has its own weights.
+    Positions do not count tokens `padding`. Entry i of `shared` is the number of the
+    stored block that stands in place i; without entries each block has its own weights.
     """
 
     readout: HeadConfig = HeadConfig()

@@ -39,3 +39,5 @@ _NAMED: dict[str, Op] = {
 }
 TABLE: dict[str, Op] = {**aliased(_NAMED), **_NAMED}
 """Every op that lowers, less those a program adds with `dew.bridges.implements`."""
+
+__all__ = ["TABLE", "Op", "draws", "torch_arithmetic"]
