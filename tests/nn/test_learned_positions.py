@@ -58,7 +58,7 @@ def test_a_compiled_call_makes_nan_of_a_row_with_such_a_position(position: int) 
 
 
 def test_padding_takes_no_position_where_tokens_are_counted() -> None:
-    model, variables = model_and_variables(offset=2, counted=True)
+    model, variables = model_and_variables(offset=2, positions_from_mask=True)
     inputs = text(8, mask=[False, False, *[True] * 6])
     assert jnp.isfinite(model.apply(variables, inputs).logits).all()
     with pytest.raises(ValueError, match=r"in \[-2, 6\) .* got -1 to 6"):
