@@ -9,7 +9,7 @@ import jax
 from rich.console import Console
 
 from dew import api as roads
-from dew.cli.flags import Training, table
+from dew.cli.flags import TrainingFlags
 from dew.cli.load import (
     common_vocabulary,
     configured_blocks,
@@ -23,6 +23,7 @@ from dew.cli.lora_flags import trained_by
 from dew.cli.report import show
 from dew.cli.teacher_time import Watch, seconds_a_token, waited
 from dew.cli.terms import Chosen, chosen
+from dew.cli.train import prepare_model, text_batches, train
 from dew.converters.pretrained import Pretrained
 from dew.data import Batches
 from dew.data.retokenize import Respelled
@@ -46,7 +47,7 @@ TeacherRoad = Literal["native", "lowered", "live", "cache"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Distill(Training):
+class Distill(TrainingFlags):
     """Train a student to say what its teacher says, and write the student."""
 
     student: str
@@ -86,7 +87,7 @@ class Distill(Training):
             remat=self.remat,
             stack=self.stack,
         )
-        student = self.prepared(student)
+        student = prepare_model(self, student)
         source = self._teacher_source(console)
         picked = self._terms(student, source)
         taught = self._taught(student, source, picked, console)
@@ -103,7 +104,8 @@ class Distill(Training):
             chunk="auto" if self.chunk is None else self.chunk,
         )
         watch = Watch(teacher_seconds=self._timed(taught, console))
-        result = self.train(
+        result = train(
+            self,
             objective,
             student,
             taught.data,
@@ -112,17 +114,17 @@ class Distill(Training):
             derived=watch,
             console=console,
         )
-        result |= watch.last
-        rows = table(result)
+        rows = result.rows()
         rows += [
             (name, f"{values[0]:.4f} → {values[-1]:.4f}")
-            for name, values in result["terms"].items()
+            for name, values in result.figures["terms"].items()
         ]
-        if "teacher_share" in result:
+        if "teacher_share" in watch.last:
             rows.append(
                 ("teacher's share of the time", f"{watch.last['teacher_share']:.0%}")
             )
-        show(f"distilled into {student.address}", rows, result, self.json)
+        report = result.json() | dict(watch.last)
+        show(f"distilled into {student.address}", rows, report, self.json)
         return 0
 
     def _check(self) -> None:
@@ -168,7 +170,7 @@ class Distill(Training):
         """The teacher as the objective takes it, and the data with it."""
         if self.cache is not None:
             return self._from_cache(self.cache, student)
-        data = self.batches(student, console)
+        data = text_batches(self, student, console)
         if source is None:
             return self._live(self.teacher or "", data, picked)
         objective = CausalLM(source=source, seq_len=self.seq_len)

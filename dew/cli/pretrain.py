@@ -1,26 +1,27 @@
-"""`dew pretrain`: load, train further on text, export, prove it."""
+"""`dew pretrain`: continued training of a model on text, exported and certified."""
 
 from dataclasses import dataclass
 
 import jax
 from rich.console import Console
 
-from dew.cli.flags import Training, table
+from dew.cli.flags import TrainingFlags
 from dew.cli.load import load_to_train
 from dew.cli.lora_flags import trained_by
 from dew.cli.report import show
+from dew.cli.train import prepare_model, text_batches, train
 from dew.objectives.causal_lm import CausalLM
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pretrain(Training):
+class Pretrain(TrainingFlags):
     """Train a model further on text, and write it as a Hugging Face folder."""
 
     model: str
-    """Hugging Face folder, hub id, or a run of ours."""
+    """Model to train: a Hugging Face folder, a hub id, or the folder of a dew run."""
 
     def run(self) -> int:
-        """Trains, exports, certifies and reports; the first process speaks for all."""
+        """Trains, exports, certifies and reports; only the first process prints."""
         console = Console(stderr=True, quiet=jax.process_index() > 0)
         source = load_to_train(
             self.model,
@@ -29,14 +30,16 @@ class Pretrain(Training):
             remat=self.remat,
             stack=self.stack,
         )
-        source = self.prepared(source)
-        result = self.train(
+        source = prepare_model(self, source)
+        result = train(
+            self,
             CausalLM(source=source, seq_len=self.seq_len, trainable=trained_by(source)),
             source,
-            self.batches(source, console),
+            text_batches(self, source, console),
             sources=(source,),
             console=console,
         )
-        del result["terms"]
-        show(f"pretrained {source.address}", table(result), result, self.json)
+        report = result.json()
+        del report["terms"]
+        show(f"pretrained {source.address}", result.rows(), report, self.json)
         return 0

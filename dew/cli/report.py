@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -16,7 +15,7 @@ from dew.training.throughput import Meter
 def show(
     title: str,
     rows: Iterable[tuple[str, str]],
-    result: Mapping[str, Any],
+    result: Mapping[str, object],
     as_json: bool,
 ) -> None:
     """Prints the rows as a table, or the result as one JSON object, to stdout."""

@@ -1,0 +1,268 @@
+"""A training run from the command line: data, trainer, export and certificate."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypedDict
+
+import jax
+from rich.console import Console
+from tokenizers import Tokenizer
+
+from dew import api
+from dew.cli.flags import TrainingFlags
+from dew.cli.load import eos_of, texts, tokenizer_of
+from dew.cli.report import Display
+from dew.converters.pretrained import Pretrained
+from dew.converters.surgery.vocabulary import pad_vocabulary
+from dew.data import Batches, Packing, evaluation_batches, training_batches
+from dew.nn.decoder import Decoder
+from dew.objectives.base import Objective
+from dew.objectives.metrics import token_metrics
+from dew.runs import RunFolder
+from dew.training.checkpoint import Checkpoints
+from dew.training.evaluation import Evaluation
+from dew.training.logs import Log
+from dew.training.optimizers import OPTIMIZERS
+from dew.training.schedules import named as schedule_named
+from dew.training.sharding import make_mesh
+from dew.training.throughput import (
+    Meter,
+    flops_per_token,
+    peak_flops,
+    peak_memory_bytes,
+)
+from dew.training.trackers import named as tracker_named
+from dew.training.trackers import several
+from dew.training.trainer import Trainer
+from dew.tree import flatten
+from dew.typing import Batch
+
+HELD_OUT = "held_out"
+"""Name of the validation set of --eval-data."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult:
+    """Figures of a finished run, with its export and the export's certificate."""
+
+    figures: Mapping[str, Any]
+    """Steps, tokens, losses and speed, under the keys of `--json`."""
+    export: str
+    """Folder of the exported model."""
+    certificate: Mapping[str, Any] | None
+    """The certificate as JSON; None where torch is not installed."""
+
+    def json(self) -> dict[str, object]:
+        """Returns everything as JSON values."""
+        return {
+            **self.figures,
+            "export": self.export,
+            "certificate": self.certificate,
+        }
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Returns the figures as rows of a table, for people."""
+        figures, certificate = self.figures, self.certificate
+        before, after = figures["eval"]["before"], figures["eval"]["after"]
+        losses, speed = figures["losses"], figures["tokens_per_second"]
+        rows = [("steps", f"{figures['steps']}"), ("tokens", f"{figures['tokens']:,}")]
+        if losses:
+            rows.append(("training loss", f"{losses[0]:.4f} → {losses[-1]:.4f}"))
+        if before and after:
+            change = f"{before['perplexity']:.3f} → {after['perplexity']:.3f}"
+            rows.append(("held-out perplexity", change))
+        if speed is not None:
+            rows.append(("tokens per second", f"{speed:,.0f}"))
+        rows.append(("peak memory", f"{figures['peak_memory_bytes'] / 2**30:.2f} GiB"))
+        if certificate is not None:
+            keys = ("missing", "unexpected", "mismatched")
+            counts = ", ".join(str(len(certificate[key])) for key in keys)
+            difference = certificate["logits"]["largest_difference"]
+            rows.append(("missing, unexpected, mismatched keys", counts))
+            rows.append(("largest logit difference from torch", f"{difference:.2g}"))
+        rows.append(("export", self.export))
+        return rows
+
+
+def prepare_model(flags: TrainingFlags, source: Pretrained) -> Pretrained:
+    """Returns the model to train: padded and with a LoRA adapter where flags ask."""
+    if flags.pad_vocab != 1:
+        source = pad_vocabulary(source, flags.pad_vocab)
+    return flags.lora.adapted(source, flags.seed)
+
+
+def text_batches(flags: TrainingFlags, source: Pretrained, console: Console) -> Batches:
+    """Returns training batches of `--data`, in the tokens of the model to train."""
+    return training_batches(
+        texts(flags.data, field=flags.text_field, console=console),
+        seed=flags.seed,
+        **_row_options(flags, source),
+    )
+
+
+def train(
+    flags: TrainingFlags,
+    objective: Objective[Any, Any],
+    source: Pretrained,
+    data: Iterator[Batch],
+    *,
+    sources: Sequence[Pretrained],
+    console: Console,
+    hashes: Mapping[str, str] | None = None,
+    derived: Callable[[Log], Mapping[str, float]] | None = None,
+) -> TrainingResult:
+    """Trains, exports and certifies a model.
+
+    Args:
+        flags: settings of the run, recorded in its run.json.
+        objective: loss over the model's variables.
+        source: the model that is trained and exported.
+        data: training batches.
+        sources: all models whose weights the run depends on; a resumed run must have
+            the same.
+        console: receives progress and messages.
+        hashes: content hashes by address, of weights that are not in `sources`.
+        derived: metrics computed from each log and added to it.
+    """
+    evaluations = _evaluations(flags, source, console)
+    folder = RunFolder(flags.out)
+    dependencies = {model.address: model.content_hash for model in sources}
+    folder.begin(flags.config(), dependencies | dict(hashes or {}), resume=flags.resume)
+    trainer, display = _trainer(flags, objective, source, folder, console)
+    state = replace(trainer, derived=derived).fit(
+        data,
+        steps=flags.steps,
+        log_every=flags.log_every,
+        evaluations=evaluations,
+        eval_every=flags.eval_every,
+        eval_on_start=True,
+        resume=flags.resume,
+        profile=flags.profile,
+    )
+    task = objective.pipeline(state, ema=state.ema is not None)
+    figures = _figures(flags, display)
+    certificate = api.save_certified(
+        task, folder.export, run=figures, console=console, overwrite=True
+    )
+    return TrainingResult(
+        figures=figures,
+        export=str(folder.export),
+        certificate=None if certificate is None else certificate.json(),
+    )
+
+
+class _RowOptions(TypedDict):
+    tokenizer: Tokenizer
+    seq_len: int
+    batch_size: int
+    packing: Packing
+    eos_id: int | None
+    shard: tuple[int, int]
+
+
+def _row_options(flags: TrainingFlags, source: Pretrained) -> _RowOptions:
+    """How text becomes rows, in training and in evaluation alike."""
+    return {
+        "tokenizer": tokenizer_of(source),
+        "seq_len": flags.seq_len,
+        "batch_size": flags.batch_size,
+        "packing": flags.packing,
+        "eos_id": eos_of(source),
+        "shard": (jax.process_index(), jax.process_count()),
+    }
+
+
+def _trainer(
+    flags: TrainingFlags,
+    objective: Objective[Any, Any],
+    source: Pretrained,
+    folder: RunFolder,
+    console: Console,
+) -> tuple[Trainer, Display]:
+    """Returns the trainer, and the callback that shows and records its progress."""
+    rate = schedule_named(
+        flags.schedule, flags.learning_rate, steps=flags.steps, warmup=flags.warmup
+    )
+    optimizer = OPTIMIZERS[flags.optimizer](
+        rate, weight_decay=flags.weight_decay, clip_norm=flags.clip_norm
+    )
+    devices = jax.devices()
+    meter = Meter(
+        flops=_flops(source, flags.seq_len),
+        peak=peak_flops([device.device_kind for device in devices]),
+    )
+    display = Display(console, meter)
+    is_split = len(devices) > 1 or jax.process_count() > 1
+    ways = len(devices) // (flags.fsdp * flags.tensor)
+    trackers = ("jsonl", *flags.track)
+    trainer = Trainer(
+        objective,
+        optimizer,
+        key=jax.random.key(flags.seed),
+        mesh=make_mesh(data=ways, fsdp=flags.fsdp, tensor=flags.tensor)
+        if is_split
+        else None,
+        accumulation=flags.accumulation,
+        checkpoints=Checkpoints(folder.checkpoints, every=flags.checkpoint_every),
+        tracker=several(*(tracker_named(t, folder.logs) for t in trackers)),
+        run_config=flags.config(),
+        callbacks=(display,),
+    )
+    return trainer, display
+
+
+def _evaluations(
+    flags: TrainingFlags, source: Pretrained, console: Console
+) -> dict[str, Evaluation]:
+    if not flags.eval_data:
+        return {}
+    held_out = texts(flags.eval_data, field=flags.text_field, console=console)
+    options = _row_options(flags, source)
+    return {
+        HELD_OUT: Evaluation(
+            batches=lambda: evaluation_batches(held_out, **options),
+            metrics=token_metrics(),
+        )
+    }
+
+
+def _figures(flags: TrainingFlags, display: Display) -> dict[str, Any]:
+    """Returns the run's figures under the keys of `--json`."""
+    evaluations = display.evaluations
+    return {
+        "steps": flags.steps,
+        "tokens": display.tokens,
+        "losses": display.losses,
+        "terms": display.terms,
+        "tokens_per_second": display.meter.tokens_per_second,
+        "first_step_seconds": display.meter.first_step_seconds,
+        "peak_memory_bytes": peak_memory_bytes(),
+        "eval": {
+            "before": _held_out_metrics(evaluations.get(0)),
+            "after": _held_out_metrics(evaluations.get(flags.steps)),
+        },
+    }
+
+
+def _held_out_metrics(metrics: Mapping[str, float] | None) -> dict[str, float] | None:
+    """Returns metrics without the prefix of the held-out set."""
+    if metrics is None:
+        return None
+    return {name.removeprefix(f"{HELD_OUT}/"): x for name, x in metrics.items()}
+
+
+def _flops(source: Pretrained, seq_len: int) -> float | None:
+    """Returns the FLOPs of one token; None where the model is not a native decoder."""
+    if not isinstance(source.model, Decoder):
+        return None
+    c = source.model.config
+    sizes = {path: leaf.size for path, leaf in flatten(source.variables).items()}
+    # An untied input table is read, not multiplied.
+    table = 0 if c.head.tied else sizes["params", "embed", "weight"]
+    cost = flops_per_token(
+        sum(sizes.values()) - table,
+        layers=c.layers,
+        attention_width=c.attention.heads * c.attention.head_dim,
+        seq=seq_len,
+    )
+    return float(cost)
