@@ -6,7 +6,7 @@ BIN := .venv/bin
 INSTALL := pip install --quiet --no-compile --constraint constraints.txt
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo demo-distill test test-full lint package clean
+.PHONY: demo demo-distill test test-full lint package docs clean
 
 demo: .venv/ready ## the main job on a real model
 	rm -rf runs/demo runs/demo-text
@@ -27,6 +27,10 @@ lint: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
+# The theme announces its successor on every build.
+docs: .venv/ready ## the site, in site/; any warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 # First without torch, as a user may have it; then with, for bridges is torch's side.
 CLEAN := build/clean/bin
 package: .venv/ready ## sdist → wheel → a clean environment that imports all three
@@ -42,8 +46,8 @@ package: .venv/ready ## sdist → wheel → a clean environment that imports all
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/$(INSTALL) --editable '.[all,dev]'
+	$(BIN)/$(INSTALL) --editable '.[all,dev,docs]'
 	touch $@
 
 clean:
-	rm -rf .venv build dist runs .cache
+	rm -rf .venv build dist site runs .cache

@@ -1,4 +1,4 @@
-"""The table of identities in docs/distillation.md, measured anew.
+"""The table of identities in docs/guides/distillation.md, measured anew.
 
 python -m tests.test_docs_identities     # prints the table
 """
@@ -14,7 +14,7 @@ import pytest
 from tests.losses import reference as ref
 from tests.losses.test_identities import every, jsds, kls, skews
 
-PAGE = Path(__file__).parent.parent / "docs" / "distillation.md"
+PAGE = Path(__file__).parent.parent / "docs" / "guides" / "distillation.md"
 
 
 def gap(got: Any, want: Any) -> float:

@@ -1,4 +1,4 @@
-"""The table of docs/families.md: `python -m docs.generate.families` writes it anew."""
+"""The table of docs/results/families.md: `python -m docs.generate.families` writes it anew."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ from dew.converters.families import FAMILIES
 from dew.nn.config import EncoderConfig, MoE
 from tests.converters.families.decoders import TINY
 
-PAGE = Path(__file__).parents[1] / "families.md"
+PAGE = Path(__file__).parents[1] / "results" / "families.md"
 START = "| family |"
 COLUMNS = ("family", "norm", "block", "positions", "attention", "feed-forward")
 

@@ -1,4 +1,4 @@
-"""The measured table of docs/families.md.
+"""The measured table of docs/results/families.md.
 
 `python -m docs.generate.measured [FAMILY …]` measures every case of these families, or
 of all, and writes their rows anew.

@@ -1,6 +1,6 @@
 """Every model of the zoo in torch and in JAX: outputs, gradients, and the split.
 
-A run of all of them writes docs/zoo.md.
+A run of all of them writes docs/results/zoo.md.
 """
 
 import random
@@ -22,7 +22,7 @@ from tests.support.tolerances import ZOO_GRADIENT, ZOO_OUTPUT
 
 # A few rows in each run, without those whose graphs take a minute; all under `full`.
 SAMPLE = set(random.Random(5).sample(sorted(set(ZOO) - {"gemma3n", "qwen3_next"}), 3))
-PAGE = Path(__file__).parents[3] / "docs" / "zoo.md"
+PAGE = Path(__file__).parents[3] / "docs" / "results" / "zoo.md"
 
 
 def gradient_gap(lowered: Lowered, model: Any, entry: zoo.Entry) -> float:
@@ -92,7 +92,7 @@ def zoo_rows(request: pytest.FixtureRequest) -> Any:
 
 
 def page(rows: list[Any]) -> str:
-    """Writes the table of docs/zoo.md."""
+    """Writes the table of docs/results/zoo.md."""
     lines = [
         "# What lowers",
         "",
