@@ -34,6 +34,7 @@ with epy.lazy_api_imports(globals()):
         TokenCount,
         token_metrics,
     )
+    from dew.objectives.model import ModelObjective
     from dew.objectives.seq2seq_lm import Seq2SeqLM
     from dew.objectives.supervised import Supervised
 
@@ -51,6 +52,7 @@ __all__ = [
     "Mean",
     "MeanLoss",
     "Metric",
+    "ModelObjective",
     "NatsPerToken",
     "Objective",
     "Perplexity",

@@ -1,7 +1,7 @@
 """Two views of the same thing should agree, and in every dimension anew."""
 
 from dataclasses import dataclass
-from typing import Any, no_type_check
+from typing import no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -9,13 +9,10 @@ from einops import rearrange
 from flax import struct
 from jaxtyping import Array, Float
 
-from dew.objectives.base import Aux, EMASpec, InputSpec, Objective, Step
-from dew.objectives.model import forward, initial_variables
-from dew.source import Source
-from dew.state import TrainState
-from dew.tasks.scoring import Scoring
-from dew.tree import thaw, wide
-from dew.typing import Batch, PathFilter, Variables
+from dew.objectives.base import Aux, InputSpec, Step
+from dew.objectives.model import ModelObjective
+from dew.tree import wide
+from dew.typing import Batch, Variables
 
 
 @no_type_check
@@ -30,7 +27,7 @@ class CrossMoments:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class BarlowTwins(Objective[CrossMoments, None]):
+class BarlowTwins(ModelObjective[CrossMoments]):
     """Σ (1 - Cᵢᵢ)² + redundancy · Σ Cᵢⱼ², C the correlation between two views.
 
     Zbontar et al., "Barlow Twins" (2021), equation 1. Unlike the softmax over pairs of
@@ -43,35 +40,21 @@ class BarlowTwins(Objective[CrossMoments, None]):
     embeddings.
     """
 
-    source: Source
     reads: InputSpec
     redundancy: float = 0.005
     eps: float = 1e-5
-    trainable: PathFilter | None = None
-    ema: EMASpec | None = None
-    param_dtype: Any = jnp.float32
 
     @property
     def inputs(self) -> InputSpec:
         """What the model reads of one view."""
         return self.reads
 
-    def held_variables(self) -> Variables | None:
-        """The weights that were loaded, if any."""
-        return self.source.variables
-
-    def init(self, key: jax.Array, variables: Variables | None = None) -> Variables:
-        """The loaded weights in `param_dtype`, or new ones drawn from `key`."""
-        return initial_variables(
-            self.source, self.inputs, key, variables, self.param_dtype, self.trainable
-        )
-
     def loss(
         self, params: Variables, batch: Batch, step: Step
     ) -> tuple[CrossMoments, Aux[None]]:
         """The sums of both views' embeddings, of their squares and products."""
         views = {n: rearrange(batch[n], "b v ... -> (b v) ...") for n in self.reads}
-        outputs, _ = forward(self.source, thaw(params), views, step, train=True)
+        outputs, _ = self.forward(params, views, step, train=True)
         pairs = rearrange(wide(outputs.logits), "(b v) d -> v b d", v=2)
         weights = jnp.ones(pairs.shape[1], pairs.dtype)
         if "loss_mask" in batch:
@@ -97,7 +80,3 @@ class BarlowTwins(Objective[CrossMoments, None]):
         off = jnp.sum(jnp.square(correlation)) - jnp.sum(jnp.square(on))
         value = jnp.sum(jnp.square(1 - on)) + self.redundancy * off
         return jnp.where(active, value, 0), active
-
-    def pipeline(self, state: TrainState, *, ema: bool = True) -> Scoring:
-        """The trained model, ready to embed and to be saved."""
-        return Scoring(self.source, thaw(state.published(ema=ema)))

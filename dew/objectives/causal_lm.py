@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,26 +11,24 @@ from jaxtyping import Array, Int
 from dew.losses.cross_entropy import next_token_losses, next_tokens
 from dew.nn.block import DecoderBank, Scanned
 from dew.nn.encoder import Encoder
-from dew.objectives.base import (
-    Aux,
-    EMASpec,
-    InputSpec,
-    Mean,
-    Objective,
-    Prediction,
-    Step,
+from dew.objectives.base import Aux, InputSpec, Mean, Prediction, Step
+from dew.objectives.model import ModelObjective
+from dew.objectives.tokens import (
+    TokenScores,
+    TokenStates,
+    next_token_weights,
+    token_inputs,
+    token_scores,
 )
-from dew.objectives.model import forward, initial_variables
-from dew.objectives.tokens import INPUTS, TokenScores, TokenStates, next_token_weights
 from dew.source import Source
 from dew.state import TrainState
 from dew.tasks.generation import TextGeneration
 from dew.tree import thaw, wide
-from dew.typing import Batch, PathFilter, Variables
+from dew.typing import Batch, Variables
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CausalLM(Objective[Mean, None]):
+class CausalLM(ModelObjective[Mean]):
     """Cross-entropy of the next token, in nats, averaged over the tokens predicted.
 
     Batches hold `tokens` [batch, seq] and may hold `positions`, `segment_ids` (no token
@@ -43,11 +40,7 @@ class CausalLM(Objective[Mean, None]):
     attention head's largest score, for an optimizer that clips by it.
     """
 
-    source: Source
     seq_len: int
-    trainable: PathFilter | None = None
-    ema: EMASpec | None = None
-    param_dtype: Any = jnp.float32
     qk_stats: bool = False
 
     artifact: ClassVar[type | None] = TokenScores
@@ -69,16 +62,6 @@ class CausalLM(Objective[Mean, None]):
         """The stacks of a native decoder that scans its blocks."""
         model = self.source.model
         return model.banks() if isinstance(model, Scanned) else ()
-
-    def held_variables(self) -> Variables | None:
-        """The weights that were loaded, if any."""
-        return self.source.variables
-
-    def init(self, key: jax.Array, variables: Variables | None = None) -> Variables:
-        """The loaded weights in `param_dtype`, or new ones drawn from `key`."""
-        return initial_variables(
-            self.source, self.inputs, key, variables, self.param_dtype, self.trainable
-        )
 
     def loss(
         self, params: Variables, batch: Batch, step: Step
@@ -119,11 +102,9 @@ class CausalLM(Objective[Mean, None]):
         Raises:
             ValueError: the model sows nothing into one of them.
         """
-        inputs = {name: batch[name] for name in INPUTS if name in batch}
-        outputs, sown = forward(
-            self.source,
-            thaw(params),
-            inputs,
+        outputs, sown = self.forward(
+            params,
+            token_inputs(batch),
             step,
             train=train,
             layers=layers,
@@ -144,12 +125,10 @@ class CausalLM(Objective[Mean, None]):
         layers: Sequence[int] = (),
     ) -> tuple[TokenStates, Aux[None]]:
         """One pass up to the output embedding, which compilation leaves out."""
-        inputs = {name: batch[name] for name in INPUTS if name in batch}
         opened = ("qk",) if self.qk_stats and train else ()
-        outputs, sown = forward(
-            self.source,
-            thaw(params),
-            inputs,
+        outputs, sown = self.forward(
+            params,
+            token_inputs(batch),
             step,
             train=train,
             layers=layers,
@@ -174,12 +153,7 @@ class CausalLM(Objective[Mean, None]):
 
     def evaluate(self, params: Variables, batch: Batch, step: Step) -> TokenScores:
         """Loss and weight of every token, dropout off."""
-        return self._score(params, dict(batch), step)
-
-    @partial(jax.jit, static_argnums=0)
-    def _score(self, params: Variables, batch: Batch, step: Step) -> TokenScores:
-        _, _, prediction = self.predict(params, batch, step, train=False)
-        return TokenScores(prediction.losses, prediction.weights)
+        return token_scores(self, params, dict(batch), step)
 
     def pipeline(self, state: TrainState, *, ema: bool = True) -> TextGeneration:
         """The trained model, ready to continue texts and to be saved."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -10,22 +10,16 @@ from jaxtyping import Array, Bool, Int
 
 from dew.losses.cross_entropy import token_losses
 from dew.nn.encoder import KINDS
-from dew.objectives.base import (
-    Aux,
-    EMASpec,
-    InputSpec,
-    Mean,
-    Objective,
-    Prediction,
-    Step,
+from dew.objectives.base import Aux, InputSpec, Mean, Prediction, Step
+from dew.objectives.model import ModelObjective
+from dew.objectives.tokens import (
+    TokenScores,
+    real_tokens,
+    token_inputs,
+    token_scores,
 )
-from dew.objectives.model import evaluate_scores, forward, initial_variables
-from dew.objectives.tokens import INPUTS, TokenScores, real_tokens
-from dew.source import Source
-from dew.state import TrainState
-from dew.tasks.scoring import Scoring
-from dew.tree import thaw, wide
-from dew.typing import Batch, PathFilter, Variables
+from dew.tree import wide
+from dew.typing import Batch, Variables
 
 IGNORED = -100
 """The label of a position that is not predicted, as torch has it."""
@@ -56,7 +50,7 @@ def hide_tokens(
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class MaskedLM(Objective[Mean, None]):
+class MaskedLM(ModelObjective[Mean]):
     """Cross-entropy of hidden tokens, in nats, averaged over those hidden.
 
     Of the tokens that are neither padding nor one of `special_ids`, `rate` are hidden
@@ -66,15 +60,11 @@ class MaskedLM(Objective[Mean, None]):
     reads `token_type_ids` where a batch has them.
     """
 
-    source: Source
     seq_len: int
     vocab: int
     mask_id: int
     special_ids: tuple[int, ...] = ()
     rate: float = 0.15
-    trainable: PathFilter | None = None
-    ema: EMASpec | None = None
-    param_dtype: Any = jnp.float32
 
     artifact: ClassVar[type | None] = TokenScores
 
@@ -91,16 +81,6 @@ class MaskedLM(Objective[Mean, None]):
     def inputs(self) -> InputSpec:
         """One row of tokens."""
         return {"tokens": jax.ShapeDtypeStruct((self.seq_len,), jnp.int32)}
-
-    def held_variables(self) -> Variables | None:
-        """The weights that were loaded, if any."""
-        return self.source.variables
-
-    def init(self, key: jax.Array, variables: Variables | None = None) -> Variables:
-        """The loaded weights in `param_dtype`, or new ones drawn from `key`."""
-        return initial_variables(
-            self.source, self.inputs, key, variables, self.param_dtype, self.trainable
-        )
 
     def loss(
         self, params: Variables, batch: Batch, step: Step
@@ -125,8 +105,27 @@ class MaskedLM(Objective[Mean, None]):
         Raises:
             ValueError: the model scores no tokens.
         """
-        said = self._read(params, batch, step, train=train, layers=layers)
-        return Mean.of(said.losses, said.weights), Aux(), said
+        tokens, labels = self._hidden(batch, step)
+        inputs = {**token_inputs(batch), "tokens": tokens}
+        if KINDS in batch:
+            inputs[KINDS] = batch[KINDS]
+        outputs, _ = self.forward(
+            params,
+            inputs,
+            Step(step.step, _keys(step)[1]),
+            train=train,
+            layers=layers,
+        )
+        if outputs.logits is None:
+            raise ValueError(
+                f"{type(self.source.model).__name__} scores no tokens; MaskedLM needs "
+                "a model with a head over the vocabulary"
+            )
+        logits = wide(outputs.logits)
+        losses = token_losses(logits, jnp.maximum(labels, 0))
+        weights = (labels >= 0).astype(jnp.float32)
+        prediction = Prediction(logits, losses, weights, outputs.hidden)
+        return Mean.of(losses, weights), Aux(), prediction
 
     def labels(self, batch: Batch, step: Step) -> Int[Array, "batch seq"]:
         """The tokens that were hidden, and 0 elsewhere."""
@@ -134,17 +133,7 @@ class MaskedLM(Objective[Mean, None]):
 
     def evaluate(self, params: Variables, batch: Batch, step: Step) -> TokenScores:
         """Loss and weight of every position, dropout off, masked by the step's key."""
-        return evaluate_scores(self._scores, params, dict(batch), step)
-
-    def pipeline(self, state: TrainState, *, ema: bool = True) -> Scoring:
-        """The trained model, ready to score tokens and to be saved."""
-        return Scoring(self.source, thaw(state.published(ema=ema)))
-
-    def _scores(
-        self, params: Variables, batch: Batch, step: Step, *, train: bool
-    ) -> TokenScores:
-        said = self._read(params, batch, step, train=train)
-        return TokenScores(said.losses, said.weights)
+        return token_scores(self, params, dict(batch), step)
 
     def _hidden(
         self, batch: Batch, step: Step
@@ -162,36 +151,6 @@ class MaskedLM(Objective[Mean, None]):
             mask_id=self.mask_id,
             vocab=self.vocab,
         )
-
-    def _read(
-        self,
-        params: Variables,
-        batch: Batch,
-        step: Step,
-        *,
-        train: bool,
-        layers: Sequence[int] = (),
-    ) -> Prediction:
-        tokens, labels = self._hidden(batch, step)
-        read = (*INPUTS, KINDS)
-        inputs = {name: batch[name] for name in read if name in batch}
-        outputs, _ = forward(
-            self.source,
-            thaw(params),
-            {**inputs, "tokens": tokens},
-            Step(step.step, _keys(step)[1]),
-            train=train,
-            layers=layers,
-        )
-        if outputs.logits is None:
-            raise ValueError(
-                f"{type(self.source.model).__name__} scores no tokens; MaskedLM needs "
-                "a model with a head over the vocabulary"
-            )
-        logits = wide(outputs.logits)
-        losses = token_losses(logits, jnp.maximum(labels, 0))
-        weights = (labels >= 0).astype(jnp.float32)
-        return Prediction(logits, losses, weights, outputs.hidden)
 
 
 def _keys(step: Step) -> tuple[Array, Array]:

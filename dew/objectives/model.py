@@ -1,19 +1,85 @@
-"""What objectives share: variables to start from, and one pass through a model."""
+"""An objective on one model: its initial variables, forward pass and inference task."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from dew.objectives.base import InputSpec, Step
+from dew.objectives.base import EMASpec, InputSpec, Loss, Objective, Step
 from dew.source import Source
-from dew.tree import FROZEN, cast, freeze
+from dew.state import TrainState
+from dew.tasks.base import Task
+from dew.tasks.scoring import Scoring
+from dew.tree import FROZEN, cast, freeze, thaw
 from dew.typing import Batch, Outputs, PathFilter, Variables
 
 Scores = TypeVar("Scores")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ModelObjective(Objective[Loss, None]):
+    """An objective that trains one model, without effects; the base of most objectives.
+
+    `source` is the model with the weights to start from. `trainable` freezes the
+    `params` leaves that it rejects, and `ema` requests an average of the weights.
+    Weights are stored and trained in `param_dtype`; the dtype of the forward pass is
+    the model's own.
+    """
+
+    source: Source
+    trainable: PathFilter | None = None
+    ema: EMASpec | None = None
+    param_dtype: DTypeLike = jnp.float32
+
+    @property
+    def model_inputs(self) -> InputSpec:
+        """Shapes and dtypes of one example of what the model itself is applied to."""
+        return self.inputs
+
+    def held_variables(self) -> Variables | None:
+        """The loaded weights of the source, None when they are to be drawn."""
+        return self.source.variables
+
+    def init(self, key: jax.Array, variables: Variables | None = None) -> Variables:
+        """The loaded weights in `param_dtype`, or new ones drawn from `key`."""
+        return initial_variables(
+            self.source,
+            self.model_inputs,
+            key,
+            variables,
+            self.param_dtype,
+            self.trainable,
+        )
+
+    def forward(
+        self,
+        params: Variables,
+        inputs: Mapping[str, Array],
+        step: Step,
+        *,
+        train: bool,
+        layers: Sequence[int] = (),
+        opened: Sequence[str] = (),
+    ) -> tuple[Outputs, Variables]:
+        """One forward pass of the model, frozen leaves put back; see `forward`."""
+        return forward(
+            self.source,
+            thaw(params),
+            inputs,
+            step,
+            train=train,
+            layers=layers,
+            opened=opened,
+        )
+
+    def pipeline(self, state: TrainState, *, ema: bool = True) -> Task:
+        """The trained model as a task that scores inputs and can be saved."""
+        return Scoring(self.source, thaw(state.published(ema=ema)))
 
 
 def initial_variables(
@@ -21,7 +87,7 @@ def initial_variables(
     inputs: InputSpec,
     key: Array,
     variables: Variables | None,
-    dtype: Any,
+    dtype: DTypeLike,
     trainable: PathFilter | None = None,
 ) -> dict[str, Any]:
     """The variables as handed over, the source's own, or new ones; floats in `dtype`.

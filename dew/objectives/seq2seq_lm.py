@@ -2,33 +2,24 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from dew.losses.cross_entropy import token_losses
-from dew.objectives.base import (
-    Aux,
-    EMASpec,
-    InputSpec,
-    Mean,
-    Objective,
-    Prediction,
-    Step,
-)
-from dew.objectives.model import evaluate_scores, forward, initial_variables
-from dew.objectives.tokens import TokenScores
-from dew.source import Source
+from dew.objectives.base import Aux, InputSpec, Mean, Prediction, Step
+from dew.objectives.model import ModelObjective
+from dew.objectives.tokens import TokenScores, token_scores
 from dew.state import TrainState
 from dew.tasks.seq2seq_generation import DECODER_INPUTS, TargetGeneration
 from dew.tree import thaw, wide
-from dew.typing import Batch, PathFilter, Variables
+from dew.typing import Batch, Variables
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Seq2SeqLM(Objective[Mean, None]):
+class Seq2SeqLM(ModelObjective[Mean]):
     """Cross-entropy of target tokens, in nats, averaged over the tokens predicted.
 
     Batches hold what `reads` names for the encoder, `tokens` and `mask` say or
@@ -37,14 +28,10 @@ class Seq2SeqLM(Objective[Mean, None]):
     `pad_id` for negative ones.
     """
 
-    source: Source
     reads: InputSpec
     target_len: int
     start_id: int
     pad_id: int
-    trainable: PathFilter | None = None
-    ema: EMASpec | None = None
-    param_dtype: Any = jnp.float32
 
     artifact: ClassVar[type | None] = TokenScores
 
@@ -57,16 +44,10 @@ class Seq2SeqLM(Objective[Mean, None]):
     def _target(self) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((self.target_len,), jnp.int32)
 
-    def held_variables(self) -> Variables | None:
-        """The weights that were loaded, if any."""
-        return self.source.variables
-
-    def init(self, key: jax.Array, variables: Variables | None = None) -> Variables:
-        """The loaded weights in `param_dtype`, or new ones drawn from `key`."""
-        read = {**self.reads, DECODER_INPUTS: self._target}
-        return initial_variables(
-            self.source, read, key, variables, self.param_dtype, self.trainable
-        )
+    @property
+    def model_inputs(self) -> InputSpec:
+        """What the encoder reads of one example, and the decoder's input tokens."""
+        return {**self.reads, DECODER_INPUTS: self._target}
 
     def loss(
         self, params: Variables, batch: Batch, step: Step
@@ -88,9 +69,8 @@ class Seq2SeqLM(Objective[Mean, None]):
         labels = batch["labels"]
         written = shifted_right(labels, start_id=self.start_id, pad_id=self.pad_id)
         read = {name: batch[name] for name in self.reads}
-        outputs, _ = forward(
-            self.source,
-            thaw(params),
+        outputs, _ = self.forward(
+            params,
             {**read, DECODER_INPUTS: written},
             step,
             train=train,
@@ -108,19 +88,13 @@ class Seq2SeqLM(Objective[Mean, None]):
 
     def evaluate(self, params: Variables, batch: Batch, step: Step) -> TokenScores:
         """Loss and weight of every target token, dropout off."""
-        return evaluate_scores(self._scores, params, dict(batch), step)
+        return token_scores(self, params, dict(batch), step)
 
     def pipeline(self, state: TrainState, *, ema: bool = True) -> TargetGeneration:
         """The trained model, ready to write targets, to score and to be saved."""
         return TargetGeneration(
             self.source, thaw(state.published(ema=ema)), self.start_id
         )
-
-    def _scores(
-        self, params: Variables, batch: Batch, step: Step, *, train: bool
-    ) -> TokenScores:
-        _, _, prediction = self.predict(params, batch, step, train=train)
-        return TokenScores(prediction.losses, prediction.weights)
 
 
 def shifted_right(

@@ -1,8 +1,10 @@
 """What the layers of a model attend to, where it can be seen."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol, no_type_check, runtime_checkable
 
+import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
@@ -65,6 +67,20 @@ class Labelled(Protocol):
     def labels(self, batch: Batch, step: Step) -> Int[Array, "batch seq"]:
         """Those tokens, at least 0; any token where the position has no weight."""
         ...
+
+
+def token_inputs(batch: Batch) -> dict[str, Array]:
+    """The arrays of a batch that a token model is applied to, of those in `INPUTS`."""
+    return {name: batch[name] for name in INPUTS if name in batch}
+
+
+@partial(jax.jit, static_argnums=0)
+def token_scores(
+    objective: Objective[Any, Any], params: Variables, batch: Batch, step: Step
+) -> TokenScores:
+    """Loss and weight of every position as `predict` makes them, dropout off."""
+    _, _, prediction = objective.predict(params, batch, step, train=False)
+    return TokenScores(prediction.losses, prediction.weights)
 
 
 def next_token_weights(batch: Batch) -> Float[Array, "batch seq"]:

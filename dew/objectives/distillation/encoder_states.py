@@ -2,57 +2,30 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from dew.objectives.base import (
-    Aux,
-    EMASpec,
-    InputSpec,
-    Mean,
-    Objective,
-    Prediction,
-    Step,
-)
-from dew.objectives.model import forward, initial_variables
-from dew.objectives.tokens import INPUTS, real_tokens
-from dew.source import Source
-from dew.state import TrainState
-from dew.tasks.scoring import Scoring
-from dew.tree import thaw
-from dew.typing import Batch, PathFilter, Variables
+from dew.objectives.base import Aux, InputSpec, Mean, Prediction, Step
+from dew.objectives.model import ModelObjective
+from dew.objectives.tokens import real_tokens, token_inputs
+from dew.typing import Batch, Variables
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class EncoderStates(Objective[Mean, None]):
+class EncoderStates(ModelObjective[Mean]):
     """The states of a model without a head, every real token counting once.
 
     For both sides of a distillation by hidden states and relations alone.
     """
 
-    source: Source
     seq_len: int
-    trainable: PathFilter | None = None
-    ema: EMASpec | None = None
-    param_dtype: Any = jnp.float32
 
     @property
     def inputs(self) -> InputSpec:
         """One row of tokens."""
         return {"tokens": jax.ShapeDtypeStruct((self.seq_len,), jnp.int32)}
-
-    def held_variables(self) -> Variables | None:
-        """The weights that were loaded, if any."""
-        return self.source.variables
-
-    def init(self, key: jax.Array, variables: Variables | None = None) -> Variables:
-        """The loaded weights in `param_dtype`, or new ones drawn from `key`."""
-        return initial_variables(
-            self.source, self.inputs, key, variables, self.param_dtype, self.trainable
-        )
 
     def loss(
         self, params: Variables, batch: Batch, step: Step
@@ -74,19 +47,14 @@ class EncoderStates(Objective[Mean, None]):
         layers: Sequence[int] = (),
     ) -> tuple[Mean, Aux[None], Prediction]:
         """Hidden states at every real token, with losses of zero and no logits."""
-        inputs = {name: batch[name] for name in INPUTS if name in batch}
-        outputs, _ = forward(
-            self.source, thaw(params), inputs, step, train=train, layers=layers
+        outputs, _ = self.forward(
+            params, token_inputs(batch), step, train=train, layers=layers
         )
         weights = real_tokens(batch).astype(jnp.float32)
         losses = jnp.zeros_like(weights)
         none = jnp.zeros((*weights.shape, 0), jnp.float32)
         said = Prediction(none, losses, weights, outputs.hidden)
         return Mean.of(losses, weights), Aux(), said
-
-    def pipeline(self, state: TrainState, *, ema: bool = True) -> Scoring:
-        """The trained encoder, ready to embed and to be saved."""
-        return Scoring(self.source, thaw(state.published(ema=ema)))
 
 
 def mean_pooled(
