@@ -66,7 +66,7 @@ def load_native(
     family = family_of(folder.config, folder.address)
     weights = folder.weights
     spelling = _spelling(family, weights)
-    rules, copies, ignored = family.spelled(spelling)
+    rules, copies, ignored = family.with_spelling(spelling)
     ties = settle(family, rules, copies, folder.config, weights, tied)
     config = family.read({**folder.config, **ties.edits}, ignore_fields)
     model = family.model(config)
@@ -131,7 +131,9 @@ def _spelling(family: Family, weights: Weights) -> Prefix:
     }
 
     def known(spelling: Prefix) -> int:
-        patterns = [template_pattern(r.source) for r in family.spelled(spelling)[0]]
+        patterns = [
+            template_pattern(r.source) for r in family.with_spelling(spelling)[0]
+        ]
         return sum(any(p.fullmatch(name) for name in held) for p in patterns)
 
     return max(family.spellings, key=known)

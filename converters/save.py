@@ -25,7 +25,7 @@ from dew.converters.folder.dtypes import checked_cast
 from dew.converters.folder.folder import CONFIG
 from dew.converters.folder.safetensors import Spec, write_file
 from dew.converters.folder.weights import FLOATS, INDEX, SINGLE
-from dew.converters.mapping.table import Piece, shown
+from dew.converters.mapping.table import Piece, rule_path
 from dew.converters.model_card import model_card
 from dew.converters.pretrained import Pretrained
 from dew.tree import flatten, thaw
@@ -146,10 +146,10 @@ class Export:
     def check_variables(self) -> None:
         """Raises unless the variables are the source's, in number and in shape."""
         wanted = self.source.table.variables
-        lost = [shown(path) for path in wanted if path not in self._leaves]
-        extra = [shown(path) for path in self._leaves if path not in wanted]
+        lost = [rule_path(path) for path in wanted if path not in self._leaves]
+        extra = [rule_path(path) for path in self._leaves if path not in wanted]
         other = [
-            f"{shown(path)} is {list(np.shape(leaf))}, the source's is "
+            f"{rule_path(path)} is {list(np.shape(leaf))}, the source's is "
             f"{list(wanted[path])}"
             for path, leaf in self._leaves.items()
             if path in wanted and np.shape(leaf) != wanted[path]

@@ -25,7 +25,7 @@ from dew.converters.folder.dequantize import dequantised
 from dew.converters.folder.folder import Folder, read_folder
 from dew.converters.folder.weights import FLOATS, Weights
 from dew.converters.load import Shardings, read_variables
-from dew.converters.mapping.table import Piece, Table, joined, plain_table
+from dew.converters.mapping.table import Piece, Table, join_tables, plain_table
 from dew.converters.open_folder import local_folder
 from dew.converters.pretrained import Pretrained
 from dew.typing import Path
@@ -158,7 +158,7 @@ def _table(folder: Folder, module: Any) -> Table:
             f"{type(module).__name__}:{listed}\nIf transformers converts them as it "
             "loads, load the module with it and call dew.bridges.lower on that"
         )
-    return joined(replace(plain_table(placed), copies=frozenset(copies)), parts)
+    return join_tables(replace(plain_table(placed), copies=frozenset(copies)), parts)
 
 
 def _in_parts(module: Any, weights: Weights, placed: set[Path]) -> Table:

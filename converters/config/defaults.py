@@ -1,29 +1,34 @@
-"""Defaults of the fields that say which layer is of which kind."""
+"""Defaults derived from other fields: which layer is of which kind, which head."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dew.converters.config.fields import Derived, Field, Values
+from dew.converters.config.fields import Derived, Field, Lookup, Values
 from dew.converters.config.transforms import FULL, WINDOWED
 
 
 @dataclass(frozen=True)
-class LayerTypes(Derived):
-    """Every `pattern`-th layer attends to all, the others to a window.
+class _PerLayer(Derived):
+    """A default with one entry for each layer."""
 
-    `pattern` is a number or the field that holds it.
+    @property
+    def kind(self) -> type:
+        """Type of a stated value: a list with one entry for each layer."""
+        return list
+
+
+@dataclass(frozen=True)
+class LayerTypes(_PerLayer):
+    """Full attention in every `pattern`-th layer, a sliding window in the others.
+
+    `pattern` is a number or the name of the field that holds it.
     """
 
     pattern: int | str
 
-    @property
-    def kind(self) -> type:
-        """A list of names."""
-        return list
-
-    def of(self, get: Callable[[str], Any]) -> Any:
-        """The type of each layer."""
+    def value(self, get: Lookup) -> list[str]:
+        """Type of attention in each layer."""
         every = get(self.pattern) if isinstance(self.pattern, str) else self.pattern
         return [
             FULL if every and (i + 1) % every == 0 else WINDOWED
@@ -32,33 +37,23 @@ class LayerTypes(Derived):
 
 
 @dataclass(frozen=True)
-class LeadingFull(Derived):
-    """The first of every so many layers, as the field `every` says, attends to all."""
+class LeadingFull(_PerLayer):
+    """Full attention in layer 0 and each n-th after it; the field `every` has n."""
 
     every: str
 
-    @property
-    def kind(self) -> type:
-        """A list of names."""
-        return list
-
-    def of(self, get: Callable[[str], Any]) -> Any:
-        """The type of each layer."""
+    def value(self, get: Lookup) -> list[str]:
+        """Type of attention in each layer."""
         layers = range(get("num_hidden_layers"))
         return [WINDOWED if i % get(self.every) else FULL for i in layers]
 
 
 @dataclass(frozen=True)
-class LateWindows(Derived):
-    """The first `max_window_layers` attend to all, the others to a window in use."""
+class LateWindows(_PerLayer):
+    """Sliding windows, if used, in all layers from number `max_window_layers` on."""
 
-    @property
-    def kind(self) -> type:
-        """A list of names."""
-        return list
-
-    def of(self, get: Callable[[str], Any]) -> Any:
-        """The type of each layer."""
+    def value(self, get: Lookup) -> list[str]:
+        """Type of attention in each layer."""
         is_used = get("use_sliding_window") and get("sliding_window") is not None
         first = get("max_window_layers")
         return [
@@ -68,16 +63,11 @@ class LateWindows(Derived):
 
 
 @dataclass(frozen=True)
-class EarlyWindows(Derived):
-    """Of the first `max_window_layers` every other has a window in use, from 0 on."""
+class EarlyWindows(_PerLayer):
+    """Sliding windows, if used, in even layers below number `max_window_layers`."""
 
-    @property
-    def kind(self) -> type:
-        """A list of names."""
-        return list
-
-    def of(self, get: Callable[[str], Any]) -> Any:
-        """The type of each layer."""
+    def value(self, get: Lookup) -> list[str]:
+        """Type of attention in each layer."""
         first = get("max_window_layers") if get("use_sliding_window") else 0
         return [
             WINDOWED if i % 2 == 0 and i < first else FULL
@@ -86,90 +76,86 @@ class EarlyWindows(Derived):
 
 
 @dataclass(frozen=True)
-class RopeLayers(Derived):
-    """Every so many layers, as the field `interval` says, one does not turn: 0."""
+class RopeLayers(_PerLayer):
+    """Rotary embedding in all but each n-th layer; the field `interval` has n."""
 
     interval: str
 
-    @property
-    def kind(self) -> type:
-        """A list of numbers."""
-        return list
-
-    def of(self, get: Callable[[str], Any]) -> Any:
-        """1 for each layer that turns."""
+    def value(self, get: Lookup) -> list[int]:
+        """For each layer 1 if it has a rotary embedding, 0 if not."""
         every = get(self.interval)
         return [int((i + 1) % every != 0) for i in range(get("num_hidden_layers"))]
 
 
 @dataclass(frozen=True)
-class NoRopeWindows(Derived):
-    """Layers that do not turn, by the field `turning`, have a window if one is used."""
+class NoRopeWindows(_PerLayer):
+    """Sliding windows, if used, in the layers without rotary embedding.
 
-    turning: str
+    The field `rope_layers` has 1 for each layer with a rotary embedding.
+    """
 
-    @property
-    def kind(self) -> type:
-        """A list of names."""
-        return list
+    rope_layers: str
 
-    def of(self, get: Callable[[str], Any]) -> Any:
-        """The type of each layer."""
+    def value(self, get: Lookup) -> list[str]:
+        """Type of attention in each layer."""
         is_used = get("use_sliding_window") and get("sliding_window") is not None
         return [
-            FULL if not is_used or turns else WINDOWED for turns in get(self.turning)
+            FULL if not is_used or has_rope else WINDOWED
+            for has_rope in get(self.rope_layers)
         ]
 
 
 @dataclass(frozen=True)
-class Heads(Field):
-    """`architectures`, whose first name picks the attributes that it puts.
+class HeadClasses(Field):
+    """The field `architectures`, whose first class name chooses the model's head.
 
-    A value that is `Derived` is worked out of other fields. Where a config names no
-    class, the first here counts.
+    Each class has the attributes that it sets; one that is `Derived` is computed from
+    other fields. A config that names no class has the first one here.
     """
 
     classes: Mapping[str, Values]
 
     @property
-    def default(self) -> Any:
-        """The first class."""
+    def default(self) -> list[str]:
+        """List of the first class name alone."""
         return [next(iter(self.classes))]
 
-    def fault(self, value: Any) -> str | None:
+    def _class_name(self, value: Any) -> str:
+        return (value or self.default)[0]
+
+    def fault(self, value: object) -> str | None:
         """Refuses a class that the family does not have."""
-        if (value or self.default)[0] in self.classes:
+        if self._class_name(value) in self.classes:
             return None
         return f"must be one of {', '.join(self.classes)}, got {value!r}"
 
-    def puts(self, value: Any, get: Callable[[str], Any]) -> Values:
-        """The attributes of the class."""
-        name = (value or self.default)[0]
+    def attributes(self, value: object, get: Lookup) -> Values:
+        """Attributes that the chosen class sets."""
         return {
-            to: part.of(get) if isinstance(part, Derived) else part
-            for to, part in self.classes[name].items()
+            to: part.value(get) if isinstance(part, Derived) else part
+            for to, part in self.classes[self._class_name(value)].items()
         }
 
 
 @dataclass(frozen=True)
 class NumLabels(Derived):
-    """How many labels a classifier has: the names in `id2label` count them."""
+    """Number of labels of a classifier, counted from the names in `id2label`."""
 
-    def of(self, get: Callable[[str], Any]) -> Any:
-        """The number of names, or `num_labels` without any."""
+    def value(self, get: Lookup) -> int:
+        """Number of names in `id2label`, or `num_labels` if there are none."""
         return len(get("id2label") or ()) or get("num_labels")
 
 
 @dataclass(frozen=True)
 class Pooling(Derived):
-    """How `classifier_pooling` makes one vector of a text."""
+    """Pooling of a sequence into one vector, by `classifier_pooling`."""
 
-    def of(self, get: Callable[[str], Any]) -> Any:
-        """Ours for theirs."""
-        known = {"cls": "first", "mean": "mean"}
-        named = get("classifier_pooling")
-        if named not in known:
+    def value(self, get: Lookup) -> str:
+        """Our name of the pooling that `classifier_pooling` names."""
+        names = {"cls": "first", "mean": "mean"}
+        pooling = get("classifier_pooling")
+        if pooling not in names:
             raise ValueError(
-                f"classifier_pooling must be one of {', '.join(known)}, got {named!r}"
+                f"classifier_pooling must be one of {', '.join(names)}, got {pooling!r}"
             )
-        return known[named]
+        return names[pooling]

@@ -1,10 +1,10 @@
-"""Accounting for a config: every field is used, known to change nothing, or refused.
+"""Accounting for a config: every field is used, has no effect, or is refused.
 
-A family's table says for each field of its Hugging Face config what becomes of it:
+A family's table lists for each field of its Hugging Face config what becomes of it:
 `Use` puts its value into our config, `Read` leaves it to other fields that read it,
-`Inert` knows that it changes no logit, `Only` accepts the values that change none. A
-field the table does not know is refused by name. Defaults are those of the transformers
-class, which counts where a config.json says nothing.
+`Inert` marks a field that changes no logit, `Only` accepts the values that change none.
+A field that is not in the table is refused by name. Defaults are those of the
+transformers class, which count where a config.json leaves a field out.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -14,110 +14,122 @@ from typing import Any, Protocol, get_args, get_type_hints, runtime_checkable
 from dew.converters.errors import nearest
 
 Values = Mapping[str, Any]
+"""Names and their values, as JSON has them."""
+
+Lookup = Callable[[str], Any]
+"""Value of another config field by its name, or that field's default."""
 
 
 @runtime_checkable
 class Derived(Protocol):
-    """A default that depends on other fields."""
+    """A default that depends on the values of other fields."""
 
     @property
     def kind(self) -> type:
-        """What values of the field are."""
+        """Type that a stated value of the field must have."""
         return int
 
-    def of(self, get: Callable[[str], Any]) -> Any:
-        """Works the default out; `get` returns another field's value."""
+    def value(self, get: Lookup) -> object:
+        """Computes the default; `get` returns another field's value."""
         ...
 
 
 @dataclass(frozen=True)
 class Same(Derived):
-    """The value of another field, as num_key_value_heads defaults to the heads."""
+    """Default that equals another field: num_key_value_heads is the query heads."""
 
     name: str
 
-    def of(self, get: Callable[[str], Any]) -> Any:
-        """The other field's value."""
+    def value(self, get: Lookup) -> object:
+        """Value of the field `name`, unchanged."""
         return get(self.name)
 
 
 @dataclass(frozen=True)
 class Quotient(Derived):
-    """One field divided by another, as head_dim defaults to width over heads."""
+    """Default that divides one field by another: head_dim is width over heads."""
 
     dividend: str
     divisor: str
 
-    def of(self, get: Callable[[str], Any]) -> Any:
-        """The whole quotient."""
+    def value(self, get: Lookup) -> int:
+        """Quotient of the two fields, rounded down."""
         return get(self.dividend) // get(self.divisor)
 
 
 @dataclass(frozen=True)
 class Product(Derived):
-    """One field times a number, as an MLP defaults to 4 times the width."""
+    """Default that multiplies a field: an MLP is 4 times as wide as the model."""
 
     name: str
     factor: int
 
-    def of(self, get: Callable[[str], Any]) -> Any:
-        """The product."""
+    def value(self, get: Lookup) -> int:
+        """Value of the field `name` times `factor`."""
         return get(self.name) * self.factor
 
 
 @runtime_checkable
 class Field(Protocol):
-    """What becomes of one field."""
+    """Accounting for one config field: its default, its faults, what it sets."""
 
     @property
-    def default(self) -> Any:
-        """Its value where the config says nothing: a constant or a `Derived`."""
+    def default(self) -> object:
+        """Value of a config that leaves the field out: a constant or a `Derived`."""
         ...
 
-    def fault(self, value: Any) -> str | None:
-        """Says why a value cannot be accepted."""
+    def fault(self, value: object) -> str | None:
+        """Reason why a value is refused, or None where it is accepted."""
         ...
 
-    def puts(self, value: Any, get: Callable[[str], Any]) -> Values:
-        """Returns what the field contributes: dotted attributes and their values."""
+    def attributes(self, value: object, get: Lookup) -> Values:
+        """Attributes of our config that the field sets: dotted names and values."""
         ...
 
 
 @dataclass(frozen=True)
 class Use:
-    """The field is `read(value, *values of beside)` in the attributes `to` (dotted).
+    """A field whose value, transformed or as it is, becomes attributes of our config.
 
-    `among` lists the values there are, where they can be listed; `nullable` says that
-    null is a value.
+    The value set is `read(value, *values of the fields inputs)`; without `read` it is
+    the value itself. `to` names one or more dotted attributes. `choices` lists the
+    accepted values where they can be listed; null is accepted if `nullable`.
+
+    >>> from dew.converters.config import Use
+    >>> use = Use("head.scale", 1.0, read=lambda divisor: 1 / divisor)
+    >>> use.attributes(8.0, {}.get)
+    {'head.scale': 0.125}
+    >>> use.fault("eight")
+    "must be a float, got 'eight'"
     """
 
     to: str | tuple[str, ...]
     default: Any
     read: Callable[..., Any] | None = None
-    beside: tuple[str, ...] = ()
-    among: Collection[Any] = ()
+    inputs: tuple[str, ...] = ()
+    choices: Collection[Any] = ()
     nullable: bool = False
 
-    def fault(self, value: Any) -> str | None:
-        """Checks the kind of value against that of the default, and the value."""
-        if self.among and value not in self.among:
-            listed = ", ".join(repr(known) for known in self.among)
+    def fault(self, value: object) -> str | None:
+        """Refuses values that are not in `choices` or not of the default's type."""
+        if self.choices and value not in self.choices:
+            listed = ", ".join(repr(choice) for choice in self.choices)
             return f"must be one of {listed}, got {value!r}"
         if value is None and self.nullable:
             return None
-        return _kind_fault(value, self.default)
+        return _type_fault(value, self.default)
 
-    def puts(self, value: Any, get: Callable[[str], Any]) -> Values:
-        """The value, read, under each attribute."""
+    def attributes(self, value: object, get: Lookup) -> Values:
+        """Each attribute of `to` with the transformed value."""
         if self.read is not None:
-            value = self.read(value, *(get(name) for name in self.beside))
+            value = self.read(value, *(get(name) for name in self.inputs))
         targets = (self.to,) if type(self.to) is str else self.to
         return dict.fromkeys(targets, value)
 
 
 @dataclass(frozen=True, init=False)
 class MultiUse:
-    """One field that several parts of our config read, each in its own way."""
+    """A field that several attributes of our config read, each in its own way."""
 
     uses: tuple[Use, ...]
 
@@ -125,138 +137,145 @@ class MultiUse:
         object.__setattr__(self, "uses", uses)
 
     @property
-    def default(self) -> Any:
-        """That of the first."""
+    def default(self) -> object:
+        """Default of the first use, which all of them share."""
         return self.uses[0].default
 
-    def fault(self, value: Any) -> str | None:
-        """What the first says."""
+    def fault(self, value: object) -> str | None:
+        """Reason why the first use refuses a value."""
         return self.uses[0].fault(value)
 
-    def puts(self, value: Any, get: Callable[[str], Any]) -> Values:
-        """What all of them put."""
-        put: dict[str, Any] = {}
+    def attributes(self, value: object, get: Lookup) -> Values:
+        """Attributes that all of the uses set."""
+        merged: dict[str, object] = {}
         for use in self.uses:
-            put |= use.puts(value, get)
-        return put
+            merged |= use.attributes(value, get)
+        return merged
 
 
 @dataclass(frozen=True)
 class Read:
-    """The field has no place of its own; ropes or other fields read it."""
+    """A field that sets nothing itself: RoPE or other fields read its value."""
 
     default: Any = None
     nullable: bool = False
 
-    def fault(self, value: Any) -> str | None:
-        """Checks the kind of value against that of the default."""
+    def fault(self, value: object) -> str | None:
+        """Refuses values of another type than the default's."""
         if value is None and self.nullable:
             return None
-        return _kind_fault(value, self.default)
+        return _type_fault(value, self.default)
 
-    def puts(self, value: Any, get: Callable[[str], Any]) -> Values:
-        """Nothing."""
+    def attributes(self, value: object, get: Lookup) -> Values:
+        """No attributes: other fields use the value."""
         return {}
 
 
 @dataclass(frozen=True)
 class Inert:
-    """No value of the field changes what the model computes."""
+    """A field no value of which changes what the model computes."""
 
     default: Any = None
 
-    def fault(self, value: Any) -> str | None:
-        """Accepts everything."""
+    def fault(self, value: object) -> str | None:
+        """Accepts every value, of any type."""
         return None
 
-    def puts(self, value: Any, get: Callable[[str], Any]) -> Values:
-        """Nothing."""
+    def attributes(self, value: object, get: Lookup) -> Values:
+        """No attributes: the value has no effect."""
         return {}
 
 
 @dataclass(frozen=True, init=False)
 class Only:
-    """The values that change nothing; the first is the default, others are refused."""
+    """A field of which only values that change nothing are accepted.
+
+    The first one is the default; all others are refused.
+    """
 
     accepted: tuple[Any, ...]
 
-    def __init__(self, *accepted: Any) -> None:
+    def __init__(self, *accepted: object) -> None:
         object.__setattr__(self, "accepted", accepted)
 
     @property
-    def default(self) -> Any:
-        """The first accepted value."""
+    def default(self) -> object:
+        """The first of the accepted values."""
         return self.accepted[0]
 
-    def fault(self, value: Any) -> str | None:
-        """Refuses what is not listed."""
+    def fault(self, value: object) -> str | None:
+        """Refuses every value that is not listed."""
         if any(_equal(value, accepted) for accepted in self.accepted):
             return None
         listed = " or ".join(repr(a) for a in self.accepted)
         return f"must be {listed} on the native road, got {value!r}"
 
-    def puts(self, value: Any, get: Callable[[str], Any]) -> Values:
-        """Nothing."""
+    def attributes(self, value: object, get: Lookup) -> Values:
+        """No attributes: an accepted value has no effect."""
         return {}
 
 
-def _equal(value: Any, accepted: Any) -> bool:
+def _equal(value: object, accepted: object) -> bool:
+    # In Python 1 == True, but a config that has 1 for a flag is a mistake to report.
     return value == accepted and (type(value) is bool) == (type(accepted) is bool)
 
 
-def _kind_fault(value: Any, default: Any) -> str | None:
-    """Says when a value is of another kind than its default."""
-    kinds = {bool: (bool,), int: (int,), float: (float, int), str: (str,)}
-    wanted = kinds.get(type(default))
+def _type_fault(value: object, default: object) -> str | None:
+    """Reason why a value is refused: its type is not that of the default."""
+    # JSON has one kind of number, so 1 stands for 1.0 but 1.0 not for a size.
+    types = {bool: (bool,), int: (int,), float: (float, int), str: (str,)}
+    accepted = types.get(type(default))
     if isinstance(default, Derived):
-        wanted = (default.kind,)
-    if wanted is None or type(value) in wanted:
+        accepted = (default.kind,)
+    if accepted is None or type(value) in accepted:
         return None
-    return f"must be a {wanted[0].__name__}, got {value!r}"
+    return f"must be a {accepted[0].__name__}, got {value!r}"
 
 
 @dataclass(kw_only=True)
 class Reading:
-    """One config being read: values by name, and the faults found on the way."""
+    """One config while it is read: values by name, and the faults so far."""
 
     config: Values
     table: Mapping[str, Field]
     faults: list[str] = field(default_factory=list)
 
     def get(self, name: str) -> Any:
-        """Returns a field's value, its default where the config says nothing.
+        """Returns a field's value, or its default where the config leaves it out.
 
-        `null` counts as nothing where the default is derived.
+        `null` counts as left out where the default is derived.
         """
         default = self.table[name].default
         value = self.config.get(name)
         is_derived = isinstance(default, Derived)
         if value is not None or (name in self.config and not is_derived):
             return value
-        return default.of(self.get) if isinstance(default, Derived) else default
+        return default.value(self.get) if isinstance(default, Derived) else default
 
-    def attributes(self) -> dict[str, Any]:
-        """Collects what every field of the table contributes."""
-        found: dict[str, Any] = {}
-        for name, known in self.table.items():
+    def attributes(self) -> Values:
+        """Collects the attributes that all fields of the table set."""
+        merged: dict[str, object] = {}
+        for name, entry in self.table.items():
             value = self.get(name)
-            fault = known.fault(value)
+            fault = entry.fault(value)
             if fault:
                 self.faults.append(f"{name} {fault}")
             else:
-                found |= self._puts(name, known, value)
-        return found
+                merged |= self._attributes_of(name, entry, value)
+        return merged
 
-    def _puts(self, name: str, known: Field, value: Any) -> Values:
+    def _attributes_of(self, name: str, entry: Field, value: object) -> Values:
+        # A transform may fail on values that are wrong only together (a window of 0
+        # in windowed layers): its message joins the others, so all are shown at once.
         try:
-            return known.puts(value, self.get)
+            return entry.attributes(value, self.get)
         except (TypeError, ValueError, KeyError, ZeroDivisionError) as error:
             self.faults.append(f"{name} = {value!r}: {error}")
             return {}
 
-    def refuse_unknown(self, known: Iterable[str], ignored: Sequence[str]) -> None:
-        """Notes every field that nobody knows."""
-        names = {*known, *self.table}
+    def refuse_unknown(self, read: Iterable[str], ignored: Sequence[str]) -> None:
+        """Notes a fault for every field that is neither in the table nor in `read`."""
+        names = {*read, *self.table}
         for name, value in self.config.items():
             if name not in names and name not in ignored:
                 near = nearest(name, sorted(names))
@@ -266,41 +285,43 @@ class Reading:
 def build(kind: type, attributes: Values, parts: Mapping[str, type]) -> Any:
     """Builds a nested config dataclass from dotted attributes.
 
-    `parts` says which class an attribute is where its annotation leaves a choice.
+    `parts` names the class of an attribute whose annotation leaves a choice.
 
     Raises:
         ValueError: an attribute that the classes lack, all of them named, or a value
             that a class refuses.
     """
     nested: dict[str, dict[str, Any]] = {}
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for name, value in attributes.items():
         head, _, tail = name.partition(".")
         if tail:
             nested.setdefault(head, {})[tail] = value
         else:
-            given[head] = value
-    known = {f.name for f in fields(kind)}
-    lost = sorted(({*nested, *given}) - known)
-    if lost:
-        raise ValueError(f"{kind.__name__} has no attribute {', '.join(lost)}")
+            arguments[head] = value
+    names = {f.name for f in fields(kind)}
+    lacking = sorted(({*nested, *arguments}) - names)
+    if lacking:
+        raise ValueError(f"{kind.__name__} has no attribute {', '.join(lacking)}")
     hints = get_type_hints(kind)
     for name, inner in nested.items():
-        part = parts.get(name, _only_kind(hints[name]))
+        part = parts.get(name, _only_type(hints[name]))
+        # The annotation `MLP | MoE` is ambiguous, and guessing by the attributes would
+        # hide a misspelt one.
         if not is_dataclass(part):
             raise ValueError(
                 f"{kind.__name__}.{name} may be {part}: the family must say which in "
                 "its parts"
             )
         below = {k.removeprefix(name + "."): v for k, v in parts.items()}
-        given[name] = build(part, inner, below)
-    return kind(**given)
+        arguments[name] = build(part, inner, below)
+    return kind(**arguments)
 
 
-def _only_kind(hint: Any) -> Any:
-    """The class of `X | None`, and of anything else itself."""
-    kinds = [kind for kind in get_args(hint) if kind is not type(None)]
-    return kinds[0] if len(kinds) == 1 else hint
+def _only_type(hint: Any) -> Any:
+    """The class of `X | None`; any other annotation as it is."""
+    types = [kind for kind in get_args(hint) if kind is not type(None)]
+    return types[0] if len(types) == 1 else hint
 
 
 _GENERATION = """
@@ -332,4 +353,4 @@ COMMON: Mapping[str, Field] = {
     "pruned_heads": Only({}, None),
     "tie_encoder_decoder": Only(False),
 }
-"""Fields that every config may hold: bookkeeping, and defaults of `generate`."""
+"""Fields that any config may hold: bookkeeping, and defaults of `generate`."""

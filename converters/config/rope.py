@@ -1,15 +1,15 @@
-"""Rotary embeddings as configs spell them, in transformers 4 and in transformers 5.
+"""Rotary embeddings from configs of transformers 4 and transformers 5.
 
 Version 4 has `rope_theta` beside a `rope_scaling` dict, version 5 one `rope_parameters`
-dict. What wins where they disagree, and which keys a type reads, is what transformers
-5.24 does.
+dict. Which one wins where they disagree, and which keys a type reads, follows
+transformers 5.24.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dew.converters.config.fields import Reading
+from dew.converters.config.fields import Reading, Values
 from dew.converters.errors import nearest
 from dew.nn.rope import (
     Dynamic,
@@ -34,7 +34,7 @@ KEYS = frozenset(
     max_position_embeddings
     """.split()
 )
-"""Keys that a rope dict may hold; a type that does not read one ignores it."""
+"""Keys that a rope dict may hold; types that do not read a key ignore it."""
 
 SPELLINGS = (
     "rope_theta",
@@ -43,24 +43,35 @@ SPELLINGS = (
     "partial_rotary_factor",
     "original_max_position_embeddings",
 )
-"""Fields beside which a config may state its rotary embedding."""
+"""Config fields in which a rotary embedding may be stated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RopeFields:
-    """How a family states one rotary embedding, which becomes the attribute `to`.
+    """One rotary embedding of a family, and the config fields that state it.
 
-    `head_dim` and `window` name the fields with the width of a head and the longest
-    position. `partial` says that the family's code can turn part of a head; elsewhere
-    transformers ignores partial_rotary_factor for `default` and fails for other types.
-    `old_theta` and `old_fraction` are the version 4 fields that have this embedding's
-    theta and turning part; None where no field has its theta. `layer_type` is where
-    configs nest one dict for each kind of layer; of those, the embeddings that are
-    `scaled` are the ones that rope_scaling means. `original` is the default of a class
-    that has original_max_position_embeddings beside the dict, where it wins. `absent`
-    is the dict of configs that have none, and `renamed` are types that mean another one
-    here. `sharpens` says that mscale_all_dim multiplies scores, as in DeepSeek's code,
-    and `wide` that the code turns heads in float32.
+    Attributes:
+        to: attribute of our config that it becomes.
+        theta: base of the frequencies where the config states none.
+        head_dim: name of the field with the width of a head.
+        window: name of the field with the longest position.
+        partial: whether the family's code can rotate part of a head. Elsewhere
+            transformers ignores partial_rotary_factor for `default` and fails for
+            other types.
+        fraction: rotated part of a head where the config states none.
+        interleaved: whether pairs are adjacent dimensions, not the two halves.
+        layer_type: key of this embedding in configs with one dict per layer type.
+        takes_rope_scaling: whether a version 4 `rope_scaling` dict applies to this
+            layer type.
+        old_theta: version 4 field with the theta; None where no field has it.
+        old_fraction: version 4 field with the rotated part.
+        original_window: class default of original_max_position_embeddings, for
+            classes that have it beside the dict, where it wins.
+        default: rope dict of a config that has none.
+        type_aliases: rope types that mean another type in this family.
+        uses_mscale_all_dim: whether mscale_all_dim multiplies attention scores, as in
+            DeepSeek's code.
+        float32_rotation: whether heads are rotated in float32.
     """
 
     to: str = "attention.rope"
@@ -71,23 +82,23 @@ class RopeFields:
     fraction: float = 1.0
     interleaved: bool = False
     layer_type: str | None = None
-    scaled: bool = True
+    takes_rope_scaling: bool = True
     old_theta: str | None = "rope_theta"
     old_fraction: str = "partial_rotary_factor"
-    original: int | None = None
-    absent: Mapping[str, Any] = field(default_factory=dict)
-    renamed: Mapping[str, str] = field(default_factory=dict)
-    sharpens: bool = False
-    wide: bool = False
+    original_window: int | None = None
+    default: Values = field(default_factory=dict)
+    type_aliases: Mapping[str, str] = field(default_factory=dict)
+    uses_mscale_all_dim: bool = False
+    float32_rotation: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The config fields that it accounts for."""
+        """Names of the config fields that state this embedding."""
         names = (*SPELLINGS, self.old_fraction)
         return names if self.old_theta is None else (*names, self.old_theta)
 
     def read(self, reading: Reading) -> Rope | None:
-        """Returns the rotary embedding, or None with its faults noted."""
+        """Returns the rotary embedding; None if faulty, with the faults noted."""
         facts = self._standard(reading)
         faults = [
             f"{key} = {facts[key]!r} is unknown in a rope dict"
@@ -105,34 +116,36 @@ class RopeFields:
         return None
 
     def _standard(self, reading: Reading) -> dict[str, Any]:
-        """One flat dict, whichever way the config spells it."""
+        """One flat dict of all keys, with defaults, for either version's spelling."""
         config, window = reading.config, "original_max_position_embeddings"
-        facts = self._stated(config)
+        facts = self._rope_dict(config)
         theta = config.get(self.old_theta or "", self.theta)
+        # Keys of the dict win over fields beside it, so these only fill gaps.
         facts.setdefault("rope_theta", theta)
         facts.setdefault("rope_type", facts.get("type", "default"))
         kind = facts["rope_type"]
-        facts["rope_type"] = self.renamed.get(kind, kind)
+        facts["rope_type"] = self.type_aliases.get(kind, kind)
         fraction = config.get(self.old_fraction, self.fraction)
         facts.setdefault("partial_rotary_factor", fraction)
         facts["max_position_embeddings"] = reading.get(self.window)
+        # Only these types read an original window; a stray one elsewhere is inert.
         if facts["rope_type"] in ("llama3", "yarn", "longrope"):
-            original = config.get(window, self.original)
+            original = config.get(window, self.original_window)
             if self.layer_type is None and original is not None:
                 facts[window] = original
             facts.setdefault(window, facts["max_position_embeddings"])
         return facts
 
-    def _stated(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The config's own rope dict, of this kind of layer where it nests them."""
+    def _rope_dict(self, config: Values) -> dict[str, Any]:
+        """The config's own rope dict, that of this layer type where it nests them."""
         old, new = config.get("rope_scaling"), config.get("rope_parameters")
         if self.layer_type is None:
-            return dict(old or (self.absent if new is None else new))
+            return dict(old or (self.default if new is None else new))
         new = new or {}
         facts = dict(new.get(self.layer_type) or {"rope_type": "default"})
-        if self.scaled:
+        if self.takes_rope_scaling:
             facts |= old or {}
-        # transformers looks for truncate beside the kinds of layers and not in them.
+        # transformers reads truncate beside the layer types, not inside them.
         facts["truncate"] = new.get("truncate", True)
         return facts
 
@@ -142,6 +155,7 @@ class RopeFields:
             raise ValueError(
                 f"rope_type {kind!r} is none of {', '.join(sorted(SCALINGS))}"
             )
+        # "proportional" applies its fraction to the frequencies, not to the width.
         if kind == "proportional" or (kind == "default" and not self.partial):
             dim = head_dim
         elif self.partial or fraction == 1:
@@ -151,53 +165,58 @@ class RopeFields:
                 f"partial_rotary_factor must be 1 for {kind!r} here, got {fraction}"
             )
         if dim % 2:
-            raise ValueError(f"the turning part of a head must be even, got {dim}")
+            raise ValueError(f"the rotated part of a head must be even, got {dim}")
         return Rope(
             dim=dim,
             theta=float(facts["rope_theta"]),
             scaling=SCALINGS[kind](facts, dim),
             interleaved=self.interleaved,
             sharpness=self._sharpness(facts),
-            float32_rotation=self.wide,
+            float32_rotation=self.float32_rotation,
         )
 
-    def _sharpness(self, facts: Mapping[str, Any]) -> float:
-        whole = facts.get("mscale_all_dim")
-        if not self.sharpens or not whole or facts["rope_type"] == "default":
+    def _sharpness(self, facts: Values) -> float:
+        mscale = facts.get("mscale_all_dim")
+        if (
+            not self.uses_mscale_all_dim
+            or not mscale
+            or facts["rope_type"] == "default"
+        ):
             return 1.0
-        return yarn_scale(float(facts["factor"]), float(whole)) ** 2
+        # Squared: DeepSeek's code multiplies the scale of scores by it twice.
+        return yarn_scale(float(facts["factor"]), float(mscale)) ** 2
 
 
-def _unscaled(facts: Mapping[str, Any], dim: int) -> Scaling:
+def _no_scaling(facts: Values, dim: int) -> Scaling:
     return Unscaled()
 
 
-def _linear(facts: Mapping[str, Any], dim: int) -> Scaling:
+def _linear(facts: Values, dim: int) -> Scaling:
     return LinearScaling(factor=float(facts["factor"]))
 
 
-def _proportional(facts: Mapping[str, Any], dim: int) -> Scaling:
+def _proportional(facts: Values, dim: int) -> Scaling:
     return Proportional(
         fraction=facts["partial_rotary_factor"], factor=float(facts.get("factor", 1.0))
     )
 
 
-def _dynamic(facts: Mapping[str, Any], dim: int) -> Scaling:
+def _dynamic(facts: Values, dim: int) -> Scaling:
     return Dynamic(
         factor=float(facts["factor"]), window=facts["max_position_embeddings"]
     )
 
 
-def _stretch(facts: Mapping[str, Any], factor: float | None) -> float:
-    """The factor, or what the two windows imply."""
+def _stretch_factor(facts: Values, factor: float | None) -> float:
+    """The stated factor, or the quotient of the long and the original window."""
     if factor is not None:
         return float(factor)
     window: int = facts["max_position_embeddings"]
     return window / facts["original_max_position_embeddings"]
 
 
-def _yarn(facts: Mapping[str, Any], dim: int) -> Scaling:
-    factor = _stretch(facts, facts["factor"])
+def _yarn(facts: Values, dim: int) -> Scaling:
+    factor = _stretch_factor(facts, facts["factor"])
     magnitude = facts.get("attention_factor")
     if magnitude is None:
         magnitude = yarn_magnitude(
@@ -213,30 +232,32 @@ def _yarn(facts: Mapping[str, Any], dim: int) -> Scaling:
     )
 
 
-def _longrope(facts: Mapping[str, Any], dim: int) -> Scaling:
+def _longrope(facts: Values, dim: int) -> Scaling:
     window = facts["original_max_position_embeddings"]
     magnitude = facts.get("attention_factor")
     if magnitude is None:
-        magnitude = longrope_magnitude(_stretch(facts, facts.get("factor")), window)
+        magnitude = longrope_magnitude(
+            _stretch_factor(facts, facts.get("factor")), window
+        )
     return LongRope(
-        short=_stretches(facts, "short_factor", dim),
-        long=_stretches(facts, "long_factor", dim),
+        short=_pair_factors(facts, "short_factor", dim),
+        long=_pair_factors(facts, "long_factor", dim),
         window=window,
         magnitude=float(magnitude),
     )
 
 
-def _stretches(facts: Mapping[str, Any], name: str, dim: int) -> tuple[float, ...]:
-    stretches: Sequence[float] = facts[name]
-    if len(stretches) != dim // 2:
+def _pair_factors(facts: Values, name: str, dim: int) -> tuple[float, ...]:
+    factors: Sequence[float] = facts[name]
+    if len(factors) != dim // 2:
         raise ValueError(
             f"{name} must have one number for each of the {dim // 2} pairs, got "
-            f"{len(stretches)}"
+            f"{len(factors)}"
         )
-    return tuple(float(stretch) for stretch in stretches)
+    return tuple(float(factor) for factor in factors)
 
 
-def _llama3(facts: Mapping[str, Any], dim: int) -> Scaling:
+def _llama3(facts: Values, dim: int) -> Scaling:
     return Llama3(
         factor=float(facts["factor"]),
         low=float(facts["low_freq_factor"]),
@@ -245,8 +266,8 @@ def _llama3(facts: Mapping[str, Any], dim: int) -> Scaling:
     )
 
 
-SCALINGS: Mapping[str, Callable[[Mapping[str, Any], int], Scaling]] = {
-    "default": _unscaled,
+SCALINGS: Mapping[str, Callable[[Values, int], Scaling]] = {
+    "default": _no_scaling,
     "linear": _linear,
     "dynamic": _dynamic,
     "yarn": _yarn,
@@ -254,4 +275,4 @@ SCALINGS: Mapping[str, Callable[[Mapping[str, Any], int], Scaling]] = {
     "llama3": _llama3,
     "proportional": _proportional,
 }
-"""What makes our value of each `rope_type`."""
+"""Builder of our scaling for each `rope_type`: of the rope dict and the width."""

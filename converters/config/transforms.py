@@ -1,19 +1,22 @@
-"""How a field's value becomes ours, where it is not the value itself."""
+"""Transforms of config values: from a Hugging Face field to an attribute of ours.
 
-import math
+Each is the `read` of a `Use` in a family's table. Plain arithmetic is a lambda there.
+"""
+
 from collections.abc import Sequence
 
 from dew.nn.config import Norm, QKNorm, Residual
 from dew.nn.rope import Rope
 
 WINDOWED, FULL = "sliding_attention", "full_attention"
+"""Entries of `layer_types`: attention within a sliding window, and to all tokens."""
 
 
 def windows(types: Sequence[str], window: int | None) -> tuple[int, ...]:
-    """The window of each layer, 0 where it attends to all; nothing where all do."""
-    odd = sorted({*types} - {WINDOWED, FULL})
-    if odd:
-        raise ValueError(f"must be {WINDOWED} or {FULL}, got {', '.join(odd)}")
+    """Window of each layer, 0 for full attention; empty if no layer has one."""
+    unknown = sorted({*types} - {WINDOWED, FULL})
+    if unknown:
+        raise ValueError(f"must be {WINDOWED} or {FULL}, got {', '.join(unknown)}")
     if WINDOWED not in types:
         return ()
     if not window:
@@ -22,132 +25,108 @@ def windows(types: Sequence[str], window: int | None) -> tuple[int, ...]:
 
 
 def same_window(window: int | None, layers: int) -> tuple[int, ...]:
-    """One window for all layers; nothing where there is none."""
-    return () if window is None else (positive(window),) * layers
+    """One window for all layers; empty if the window is null."""
+    return () if window is None else (_positive(window),) * layers
 
 
-def used_window(window: int | None, layers: int, is_used: bool) -> tuple[int, ...]:
-    """The same, where windows are used at all."""
+def same_window_if_used(
+    window: int | None, layers: int, is_used: bool
+) -> tuple[int, ...]:
+    """One window for all layers; empty unless the config uses windows."""
     return same_window(window if is_used else None, layers)
 
 
-def used_windows(
+def windows_if_used(
     types: Sequence[str], window: int | None, is_used: bool
 ) -> tuple[int, ...]:
-    """The window of each layer, where windows are used at all."""
+    """Window of each layer, 0 for full attention, where the config uses windows."""
     return windows(types, window if is_used else None)
 
 
-def positive(number: int) -> int:
-    """The number, which is not 0 or less."""
+def half_windows(types: Sequence[str], window: int) -> tuple[int, ...]:
+    """Windows of an encoder's layers, counted to one side and with the token itself."""
+    return windows(types, window // 2 + 1)
+
+
+def _positive(number: int) -> int:
     if number <= 0:
         raise ValueError(f"must be > 0, got {number!r}")
     return number
 
 
-def after(number: int) -> int:
-    """The number that follows."""
-    return number + 1
+def rows_after(rows: int, token: int) -> int:
+    """Number of the `rows` that follow row number `token`, at least one."""
+    return _positive(rows - token - 1)
 
 
-def beyond(rows: int, token: int) -> int:
-    """How many of `rows` follow row number `token`."""
-    return positive(rows - token - 1)
-
-
-def other_than(width: int, embed: int) -> int | None:
-    """The width, or none where it is that of the embedding anyway."""
+def embedding_width(width: int, embed: int) -> int | None:
+    """Width of the token embedding, None if it is that of the hidden states."""
     return None if width == embed else width
 
 
-def half_windows(types: Sequence[str], window: int) -> tuple[int, ...]:
-    """Windows of which one half lies on each side of a token, which sees itself too."""
-    return windows(types, window // 2 + 1)
-
-
 def shared_blocks(layers: int, groups: int) -> tuple[int, ...]:
-    """The group of each layer, in runs of one length as far as they divide."""
+    """Group of each layer, in runs whose lengths differ by at most one."""
     if not 1 <= groups <= layers:
         raise ValueError(f"num_hidden_groups must be in [1, {layers}], got {groups}")
     return tuple(int(i / (layers / groups)) for i in range(layers))
 
 
 def full_no_rope(types: Sequence[str]) -> tuple[bool, ...]:
-    """Layers that attend to all do not turn."""
+    """Layers without rotary embedding: those with full attention."""
     return tuple(kind == FULL for kind in types)
 
 
 def hybrid_no_rope(types: Sequence[str], window: int | None) -> tuple[bool, ...]:
-    """The same, but all layers turn where no layer has a window."""
+    """Layers without rotary embedding: full ones, if the others have a window."""
     return () if window is None else full_no_rope(types)
 
 
-def no_rope_layers(turning: Sequence[int]) -> tuple[bool, ...]:
-    """Layers whose entry is 0 do not turn."""
-    return tuple(not turns for turns in turning)
-
-
-def inverse(number: float | int) -> float:
-    """1 / x."""
-    return 1 / number
-
-
-def inverse_root(number: float | int) -> float:
-    """1 / √x."""
-    return number**-0.5
-
-
-def root(number: float | int) -> float:
-    """The square root."""
-    return math.sqrt(number)
+def no_rope_layers(has_rope: Sequence[int]) -> tuple[bool, ...]:
+    """Layers without rotary embedding: those whose entry is 0."""
+    return tuple(not entry for entry in has_rope)
 
 
 def layer_qk_norm(has: bool, eps: float) -> QKNorm | None:
-    """A LayerNorm of queries and keys with the same weights for all heads."""
+    """LayerNorm of queries and keys with one set of weights for all heads."""
     norm = Norm(kind="layer", eps=eps, bias=True)
     return QKNorm(norm=norm) if has else None
 
 
 def layer_qk_norm_each(has: bool, eps: float) -> QKNorm | None:
-    """A LayerNorm of queries and keys with weights for each head and no bias."""
+    """LayerNorm of queries and keys with weights for each head and no bias."""
     norm = Norm(kind="layer", eps=eps)
     return QKNorm(norm=norm, shared_by="each") if has else None
 
 
-def usual_scale(scales: bool) -> float | None:
-    """The usual scale of scores, which is None, or 1 where they are left alone."""
-    return None if scales else 1.0
+def score_scale(is_scaled: bool) -> float | None:
+    """Scale of attention scores: None, the usual 1 / √head_dim, or 1 if unscaled."""
+    return None if is_scaled else 1.0
 
 
-def before_or_sum(is_before: bool) -> str:
-    """Where norms stand: before attention and MLP, or after their sums with x."""
+def norm_position(is_before: bool) -> str:
+    """Position of a block's norms: before attention and MLP, or after each sum."""
     return "before" if is_before else "sum"
 
 
-def or_four_times(width: int | None, embed: int) -> int:
-    """The width, or 4 times that of the embedding where there is none."""
+def mlp_width(width: int | None, embed: int) -> int:
+    """Inner width of the MLP, 4 times that of the hidden states if null."""
     return 4 * embed if width is None else width
 
 
-def four_times(width: int) -> int:
-    """4 times the width."""
-    return 4 * width
-
-
 def interleaved_rope(dim: int) -> Rope:
-    """A rope that turns `dim` dimensions in neighbouring pairs."""
+    """Rotary embedding of a head's first `dim` dimensions, in adjacent pairs."""
     return Rope(dim=dim, interleaved=True)
 
 
 def falcon_kv_heads(kv: int | None, heads: int, grouped: bool, single: bool) -> int:
-    """Key heads of Falcon: as told where `grouped`, else one or as many as heads."""
+    """Key heads of Falcon: the field's if `grouped`, else one or as many as heads."""
     if grouped:
         return heads if kv is None else kv
     return 1 if single else heads
 
 
 def falcon_residual(parallel: bool, grouped: bool, norms: int | None) -> Residual:
-    """Falcon's block: one after the other, or side by side behind one norm or two."""
+    """Block of Falcon: sequential, or parallel parts behind one norm or two."""
     if grouped and not parallel:
         raise ValueError("must be true where new_decoder_architecture is")
     if not grouped and norms not in (None, 1):
@@ -156,18 +135,8 @@ def falcon_residual(parallel: bool, grouped: bool, norms: int | None) -> Residua
     return Residual(parallel=parallel, shared=parallel and not has_two)
 
 
-def total(first: int, second: int) -> int:
-    """The sum of two sizes."""
-    return first + second
-
-
-def product(first: int, second: int) -> int:
-    """The product of two sizes."""
-    return first * second
-
-
 def first_layers(count: int) -> tuple[int, ...]:
-    """The numbers of the first layers."""
+    """Numbers of the first `count` layers, from 0."""
     return tuple(range(count))
 
 
@@ -179,16 +148,17 @@ def dense_layers(
     return tuple(i for i in range(layers) if i in dense or (i + 1) % step)
 
 
-def stated(number: int | None) -> int:
-    """The number, which transformers has no default for."""
+def required_number(number: int | None) -> int:
+    """The number itself, for a field whose default in transformers is null."""
     if number is None:
         raise ValueError("must be a number, got null")
     return number
 
 
 GREEDY, LIMITED = "greedy", "group_limited_greedy"
+"""Values of DeepSeek V2's `topk_method`: all experts compete, or groups first."""
 
 
-def limited(method: str, groups: int | None) -> int:
-    """How many groups there are; one where experts are chosen among all."""
-    return stated(groups) if method == LIMITED else 1
+def group_count(method: str, groups: int | None) -> int:
+    """Number of expert groups; one where all experts compete."""
+    return required_number(groups) if method == LIMITED else 1

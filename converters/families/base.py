@@ -1,13 +1,13 @@
-"""A family of models as one value: its config fields and its tensors."""
+"""A model family as one value: its config fields and its stored tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dew.converters.config.fields import COMMON, Field, Reading, build
+from dew.converters.config.fields import COMMON, Field, Reading, Values, build
 from dew.converters.config.rope import RopeFields
 from dew.converters.mapping.rules import Prefix, Rule
-from dew.nn.config import DecoderConfig
+from dew.nn.config import DecoderConfig, EncoderConfig
 from dew.nn.decoder import Decoder
 
 
@@ -15,8 +15,8 @@ from dew.nn.decoder import Decoder
 class Copy:
     """A stored tensor that repeats a variable, as a tied output matrix does.
 
-    `flag` is the config field that says whether it does; without one it always does.
-    Of the family's architectures only `classes` have it, all where there are none.
+    `flag` is the config field that is true if it does; without a flag it always does.
+    `classes` are the architectures of the family that store it; empty means all.
     """
 
     source: str
@@ -26,25 +26,40 @@ class Copy:
 
     @property
     def rule(self) -> Rule:
-        """The copy as a rule."""
+        """Rule that reads the copy as its variable."""
         return Rule(self.source, self.target)
 
 
 TIED_HEAD = Copy(
     source="lm_head.weight", target="embed/weight", flag="tie_word_embeddings"
 )
-"""The output matrix as most causal models tie it."""
+"""Output matrix that repeats the embedding, as most causal models tie it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What `model_type` means: how its config and its tensors become ours.
+    """One `model_type`: its config fields and stored tensors, and our model of it.
 
-    Stored names are written with the prefix `prefix`; `spellings` are the ways a file
-    may spell it. `constants` are attributes that no field of the config states, and
-    `parts` picks the class of an attribute whose annotation leaves a choice. `aliases`
-    are other names of fields, with the name that the table uses. `ignored` names stored
-    tensors that mean nothing: old buffers, mostly.
+    Attributes:
+        model_type: name in config.json.
+        architectures: class names of transformers; the first is the default.
+        fields: accounting for each config field.
+        rules: one rule for each stored tensor, named with `prefix`.
+        ropes: rotary embeddings, each with the fields that state it.
+        constants: attributes of our config that no field states.
+        parts: class of each attribute whose annotation leaves a choice.
+        aliases: other names of fields, with the name that the table uses.
+        copies: stored tensors that repeat a variable.
+        ignored: names of stored tensors without effect, mostly old buffers.
+        prefix: prefix of stored names as the rules have them.
+        spellings: prefixes that a file may have in its place.
+        config: class of our config.
+        model: class of our model, built from the config.
+
+    >>> from dew.converters.families import FAMILIES
+    >>> config = FAMILIES["llama"].read({"hidden_size": 64, "num_attention_heads": 4})
+    >>> config.embed, config.attention.head_dim, config.attention.rope.theta
+    (64, 16, 10000.0)
     """
 
     model_type: str
@@ -52,26 +67,29 @@ class Family:
     fields: Mapping[str, Field]
     rules: tuple[Rule, ...]
     ropes: tuple[RopeFields, ...] = ()
-    constants: Mapping[str, Any] = field(default_factory=dict)
+    constants: Values = field(default_factory=dict)
     parts: Mapping[str, type] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     copies: tuple[Copy, ...] = ()
     ignored: tuple[str, ...] = ()
     prefix: str = "model."
     spellings: tuple[Prefix, ...] = (Prefix(body="model."), Prefix(body=""))
-    config: type = DecoderConfig
+    config: type[DecoderConfig] | type[EncoderConfig] = DecoderConfig
     model: Callable[[Any], Any] = Decoder
 
-    def read(self, config: Mapping[str, Any], ignore_fields: Sequence[str] = ()) -> Any:
-        """Builds our config from a config.json.
+    def read(self, config: Values, ignore_fields: Sequence[str] = ()) -> Any:
+        """Builds our config from the content of a config.json.
+
+        Fields named in `ignore_fields` may be unknown.
 
         Raises:
-            ValueError: fields that are unknown, of the wrong kind, or of a value that
-                we do not reproduce; all of them are named.
+            ValueError: fields that are unknown, of the wrong type, or with a value
+                that the native model does not reproduce; all of them are named.
         """
         config = {self.aliases.get(name, name): x for name, x in config.items()}
         reading = Reading(config=config, table={**COMMON, **self.fields})
         attributes = {**self.constants, **reading.attributes()}
+        # A rope reads sizes such as head_dim: faults in those would be listed twice.
         if not reading.faults:
             for rope in self.ropes:
                 attributes[rope.to] = rope.read(reading)
@@ -85,19 +103,19 @@ class Family:
             )
         return build(self.config, attributes, self.parts)
 
-    def has(self, copy: Copy, config: Mapping[str, Any]) -> bool:
-        """Whether the config's architecture stores this copy at all."""
-        named = config.get("architectures") or self.architectures
-        return not copy.classes or named[0] in copy.classes
+    def has(self, copy: Copy, config: Values) -> bool:
+        """Whether the config's architecture stores this copy."""
+        names = config.get("architectures") or self.architectures
+        return not copy.classes or names[0] in copy.classes
 
-    def flag(self, config: Mapping[str, Any], name: str) -> bool:
-        """The value of a boolean field, by the family's default where it is absent."""
+    def flag(self, config: Values, name: str) -> bool:
+        """Value of a boolean field, the family's default where it is left out."""
         return bool(Reading(config=config, table=self.fields).get(name))
 
-    def spelled(
+    def with_spelling(
         self, spelling: Prefix
     ) -> tuple[tuple[Rule, ...], tuple[Copy, ...], tuple[str, ...]]:
-        """Returns rules, copies and ignored names as `spelling` writes them."""
+        """Returns rules, copies and ignored names with the prefix of `spelling`."""
         rules = tuple(
             Rule(spelling.spell(r.source, self.prefix), r.target, r.layout)
             for r in self.rules

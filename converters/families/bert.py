@@ -1,6 +1,6 @@
-"""BERT: post-norm blocks over learned positions and two kinds of tokens."""
+"""BERT: post-norm encoder with learned positions and token types."""
 
-from dew.converters.config.defaults import Heads
+from dew.converters.config.defaults import HeadClasses
 from dew.converters.families import shared_encoders as encoders
 from dew.converters.families.base import Family
 from dew.converters.mapping.rules import Rule
@@ -16,21 +16,21 @@ CLASSES = {
 FIELDS = {
     **encoders.SIZES,
     **encoders.LABELS,
-    "architectures": Heads(CLASSES),
+    "architectures": HeadClasses(CLASSES),
 }
 
 MASKED = "cls.predictions."
 RULES = (
     *encoders.embeddings("bert."),
     *encoders.blocks("bert."),
-    *encoders.both("bert.pooler.dense", "head/pooler_dense"),
-    *encoders.both("bert.pooler.dense", "head/text_dense"),
-    *encoders.both("classifier", "head/text_scores"),
-    *encoders.both("classifier", "head/token_scores"),
-    *encoders.both(MASKED + "transform.dense", "head/vocab_dense"),
-    *encoders.both(MASKED + "transform.LayerNorm", "head/vocab_norm"),
+    *encoders.affine("bert.pooler.dense", "head/pooler_dense"),
+    *encoders.affine("bert.pooler.dense", "head/text_dense"),
+    *encoders.affine("classifier", "head/text_scores"),
+    *encoders.affine("classifier", "head/token_scores"),
+    *encoders.affine(MASKED + "transform.dense", "head/vocab_dense"),
+    *encoders.affine(MASKED + "transform.LayerNorm", "head/vocab_norm"),
     Rule(MASKED + "bias", "head/vocab_tied/bias"),
-    *encoders.both(MASKED + "decoder", "head/vocab_own"),
+    *encoders.affine(MASKED + "decoder", "head/vocab_own"),
 )
 
 BERT = Family(
@@ -40,13 +40,13 @@ BERT = Family(
     constants=encoders.POST_NORM,
     parts={"mlp": MLP},
     rules=RULES,
-    copies=encoders.tied(
+    copies=encoders.tied_copies(
         MASKED + "decoder.weight",
         "BertForMaskedLM",
         bias=MASKED + "decoder.bias",
     ),
-    # Buffers, what masked language models leave of pretraining, and the bias that is
-    # none where the table is not tied.
+    # Buffers, pretraining heads that a masked language model keeps, and the tied
+    # head's bias, which an untied head does not read.
     ignored=(
         "bert.embeddings.position_ids",
         "bert.pooler.dense.{kind}",

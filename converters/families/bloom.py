@@ -1,6 +1,5 @@
-"""BLOOM: distance is scored (ALiBi), embeddings are normed."""
+"""BLOOM: decoder with ALiBi position biases and a norm after the embedding."""
 
-from dew.converters.config import transforms as readers
 from dew.converters.config.fields import Inert, MultiUse, Only, Quotient, Use
 from dew.converters.families.base import TIED_HEAD, Family
 from dew.converters.mapping.rules import FROM_HEADS, Prefix, Rule
@@ -9,7 +8,7 @@ from dew.nn.config import MLP
 FIELDS = {
     "vocab_size": Use("vocab", 250880),
     "hidden_size": MultiUse(
-        Use("embed", 64), Use("mlp.dim", 64, read=readers.four_times)
+        Use("embed", 64), Use("mlp.dim", 64, read=lambda width: 4 * width)
     ),
     "n_layer": Use("layers", 2),
     "n_head": Use(("attention.heads", "attention.kv_heads"), 8),
@@ -17,13 +16,13 @@ FIELDS = {
     "layer_norm_epsilon": Use(("norm.eps", "embedding.norm.eps"), 1e-5),
     "initializer_range": Use("init_std", 0.02),
     "attention_dropout": Use("attention.dropout", 0.0),
-    # Dropouts of training that change no logit.
+    # Dropout rates: they change no logit.
     "hidden_dropout": Inert(0.0),
     "apply_residual_connection_post_layernorm": Only(False),
     "pretraining_tp": Inert(1),
     "slow_but_exact": Inert(False),
     "tie_word_embeddings": Use("head.tied", True),
-    # Of the training code that the checkpoints came from.
+    # Options of the code that trained the checkpoints.
     **{
         name: Inert()
         for name in (

@@ -1,17 +1,17 @@
-"""Command R: one norm for parallel parts, interleaved rope, scaled logits."""
+"""Command R: parallel attention and MLP, interleaved RoPE, scaled logits."""
 
 from dew.converters.config.fields import Read, Use
 from dew.converters.config.rope import RopeFields
 from dew.converters.config.transforms import layer_qk_norm_each
-from dew.converters.families import shared as parts
+from dew.converters.families import shared
 from dew.converters.families.base import TIED_HEAD, Family
 from dew.nn.config import MLP
 
 FIELDS = {
-    **parts.SIZES,
-    **parts.GROUPED,
-    **parts.LAYER_NORM,
-    **parts.ATTENTION_BIAS,
+    **shared.SIZES,
+    **shared.GROUPED,
+    **shared.LAYER_NORM,
+    **shared.ATTENTION_BIAS,
     "vocab_size": Use("vocab", 256000),
     "hidden_size": Use("embed", 8192),
     "num_hidden_layers": Use("layers", 40),
@@ -24,7 +24,7 @@ FIELDS = {
         "attention.qk_norm",
         False,
         read=layer_qk_norm_each,
-        beside=("layer_norm_eps",),
+        inputs=("layer_norm_eps",),
     ),
 }
 
@@ -41,12 +41,12 @@ COHERE = Family(
         "residual.shared": True,
     },
     rules=(
-        *parts.EMBED,
-        *parts.ATTENTION,
-        *parts.GATED_MLP,
-        *parts.QK_NORM,
-        *parts.BEFORE,
+        *shared.EMBED,
+        *shared.ATTENTION,
+        *shared.GATED_MLP,
+        *shared.QK_NORM,
+        *shared.BEFORE,
     ),
     copies=(TIED_HEAD,),
-    ignored=parts.IGNORED,
+    ignored=shared.IGNORED,
 )

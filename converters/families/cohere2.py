@@ -1,19 +1,19 @@
-"""Command R7B: Command R with windows; full layers do not turn."""
+"""Command R7B: Command R with sliding windows and no RoPE on full layers."""
 
 from dew.converters.config.defaults import LayerTypes
 from dew.converters.config.fields import Inert, MultiUse, Read, Use
 from dew.converters.config.rope import RopeFields
 from dew.converters.config.transforms import full_no_rope, windows
-from dew.converters.families import shared as parts
+from dew.converters.families import shared
 from dew.converters.families.base import TIED_HEAD, Family
 from dew.nn.config import MLP
 
 TYPES = LayerTypes("sliding_window_pattern")
 FIELDS = {
-    **parts.SIZES,
-    **parts.GROUPED,
-    **parts.LAYER_NORM,
-    **parts.ATTENTION_BIAS,
+    **shared.SIZES,
+    **shared.GROUPED,
+    **shared.LAYER_NORM,
+    **shared.ATTENTION_BIAS,
     "vocab_size": Use("vocab", 256000),
     "hidden_size": Use("embed", 8192),
     "num_hidden_layers": Use("layers", 40),
@@ -26,7 +26,7 @@ FIELDS = {
     "sliding_window_pattern": Read(4),
     "_sliding_window_pattern": Inert(4),
     "layer_types": MultiUse(
-        Use("attention.windows", TYPES, read=windows, beside=("sliding_window",)),
+        Use("attention.windows", TYPES, read=windows, inputs=("sliding_window",)),
         Use("attention.no_rope_layers", TYPES, read=full_no_rope),
     ),
 }
@@ -43,7 +43,7 @@ COHERE2 = Family(
         "residual.parallel": True,
         "residual.shared": True,
     },
-    rules=(*parts.EMBED, *parts.ATTENTION, *parts.GATED_MLP, *parts.BEFORE),
+    rules=(*shared.EMBED, *shared.ATTENTION, *shared.GATED_MLP, *shared.BEFORE),
     copies=(TIED_HEAD,),
-    ignored=parts.IGNORED,
+    ignored=shared.IGNORED,
 )

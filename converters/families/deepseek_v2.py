@@ -1,14 +1,16 @@
-"""DeepSeek V2: V3 with softmax scores, groups by their best expert, and no bias."""
+"""DeepSeek V2: V3 with softmax routing and no routing bias.
 
-from dew.converters.config import transforms as readers
+A group of experts ranks by its best expert, not by the sum of its best two.
+"""
+
+from dew.converters.config import transforms
 from dew.converters.config.fields import MultiUse, Only, Read, Use
 from dew.converters.config.rope import RopeFields
-from dew.converters.families import deepseek_v3
-from dew.converters.families import shared as parts
+from dew.converters.families import deepseek_v3, shared
 from dew.converters.families.base import TIED_HEAD, Family
 from dew.nn.config import MLP, MoE
 
-METHODS = (readers.GREEDY, readers.LIMITED)
+METHODS = (transforms.GREEDY, transforms.LIMITED)
 FIELDS = {
     **deepseek_v3.FIELDS,
     "vocab_size": Use("vocab", 102400),
@@ -17,29 +19,32 @@ FIELDS = {
     "num_attention_heads": Use(("attention.heads", "attention.kv_heads"), 32),
     "intermediate_size": Use("dense.dim", 11008),
     "mlp_bias": Use(("dense.bias", "mlp.shared.bias"), False),
-    "first_k_dense_replace": Use("dense_layers", 0, read=readers.first_layers),
+    "first_k_dense_replace": Use("dense_layers", 0, read=transforms.first_layers),
     "n_routed_experts": Use("mlp.experts", 64),
-    "num_experts_per_tok": Use("mlp.top_k", None, read=readers.stated),
+    "num_experts_per_tok": Use("mlp.top_k", None, read=transforms.required_number),
     "moe_intermediate_size": Use("mlp.dim", 1407),
     "n_shared_experts": Use(
-        "mlp.shared.dim", 2, read=readers.product, beside=("moe_intermediate_size",)
+        "mlp.shared.dim",
+        2,
+        read=lambda count, dim: count * dim,
+        inputs=("moe_intermediate_size",),
     ),
     "n_group": Read(None),
     "topk_group": Read(None),
     "topk_method": MultiUse(
         Use(
             "mlp.groups",
-            readers.GREEDY,
-            read=readers.limited,
-            beside=("n_group",),
-            among=METHODS,
+            transforms.GREEDY,
+            read=transforms.group_count,
+            inputs=("n_group",),
+            choices=METHODS,
         ),
         Use(
             "mlp.top_groups",
-            readers.GREEDY,
-            read=readers.limited,
-            beside=("topk_group",),
-            among=METHODS,
+            transforms.GREEDY,
+            read=transforms.group_count,
+            inputs=("topk_group",),
+            choices=METHODS,
         ),
     ),
     # DeepSeek's own code reads it and transformers does not.
@@ -56,12 +61,15 @@ DEEPSEEK_V2 = Family(
     aliases={"num_experts": "n_routed_experts"},
     ropes=(
         RopeFields(
-            head_dim="qk_rope_head_dim", interleaved=True, sharpens=True, wide=True
+            head_dim="qk_rope_head_dim",
+            interleaved=True,
+            uses_mscale_all_dim=True,
+            float32_rotation=True,
         ),
     ),
     constants={"mlp.normalize": False, "mlp.group_top_k": 1},
     parts={"mlp": MoE, "mlp.shared": MLP},
     rules=deepseek_v3.RULES,
     copies=(TIED_HEAD,),
-    ignored=parts.IGNORED,
+    ignored=shared.IGNORED,
 )

@@ -1,18 +1,18 @@
-"""DeepSeek V3 and R1: latent attention, experts in groups, dense layers first."""
+"""DeepSeek V3 and R1: latent attention, grouped experts, leading dense layers."""
 
-from dew.converters.config import transforms as readers
+from dew.converters.config import transforms
 from dew.converters.config.fields import Inert, Only, Read, Use
 from dew.converters.config.rope import RopeFields
-from dew.converters.families import shared as parts
+from dew.converters.families import shared
 from dew.converters.families.base import TIED_HEAD, Family
 from dew.converters.mapping.rules import FROM_HEADS, HEADS, Rule
 from dew.nn.activations import ACTIVATIONS
 from dew.nn.config import MLP, MoE
 
 FIELDS = {
-    **parts.SIZES,
-    **parts.GROUPED,
-    **parts.ROUTER_LOSS,
+    **shared.SIZES,
+    **shared.GROUPED,
+    **shared.ROUTER_LOSS,
     "vocab_size": Use("vocab", 129280),
     "hidden_size": Use("embed", 7168),
     "num_hidden_layers": Use("layers", 61),
@@ -20,7 +20,10 @@ FIELDS = {
     # Latent attention has keys for every head.
     "num_key_value_heads": Inert(128),
     "qk_nope_head_dim": Use(
-        "attention.head_dim", 128, read=readers.total, beside=("qk_rope_head_dim",)
+        "attention.head_dim",
+        128,
+        read=lambda nope_dim, rope_dim: nope_dim + rope_dim,
+        inputs=("qk_rope_head_dim",),
     ),
     "qk_rope_head_dim": Use("attention.latent.rope_dim", 64),
     # Both follow from the two above.
@@ -35,14 +38,17 @@ FIELDS = {
     "hidden_act": Use(
         ("mlp.activation", "mlp.shared.activation", "dense.activation"),
         "silu",
-        among=ACTIVATIONS,
+        choices=ACTIVATIONS,
     ),
-    "first_k_dense_replace": Use("dense_layers", 3, read=readers.first_layers),
+    "first_k_dense_replace": Use("dense_layers", 3, read=transforms.first_layers),
     "n_routed_experts": Use("mlp.experts", 256),
     "num_experts_per_tok": Use("mlp.top_k", 8),
     "moe_intermediate_size": Use("mlp.dim", 2048),
     "n_shared_experts": Use(
-        "mlp.shared.dim", 1, read=readers.product, beside=("moe_intermediate_size",)
+        "mlp.shared.dim",
+        1,
+        read=lambda count, dim: count * dim,
+        inputs=("moe_intermediate_size",),
     ),
     "n_group": Use("mlp.groups", 8),
     "topk_group": Use("mlp.top_groups", 4),
@@ -54,7 +60,7 @@ FIELDS = {
     "moe_layer_freq": Only(1),
     "rms_norm_eps": Use("norm.eps", 1e-6),
     "max_position_embeddings": Read(4096),
-    # Of training and of old implementations.
+    # Training options, and options of old implementations.
     **{
         name: Inert()
         for name in (
@@ -67,13 +73,13 @@ FIELDS = {
     },
 }
 
-ATTN, MLP_ = parts.ATTN, parts.LAYER + "mlp."
+ATTN, MLP_ = shared.ATTN, shared.LAYER + "mlp."
 TO = "layers/{n}/attn/"
 RULES = (
-    *parts.EMBED,
-    *parts.BEFORE,
-    *parts.DENSE,
-    *parts.EXPERTS,
+    *shared.EMBED,
+    *shared.BEFORE,
+    *shared.DENSE,
+    *shared.EXPERTS,
     Rule(ATTN + "q_proj.weight", TO + "q/weight", HEADS),
     Rule(ATTN + "q_a_proj.{kind}", TO + "q_down/{kind}"),
     Rule(ATTN + "q_a_layernorm.weight", TO + "q_norm/weight"),
@@ -91,10 +97,14 @@ DEEPSEEK_V3 = Family(
     model_type="deepseek_v3",
     architectures=("DeepseekV3ForCausalLM", "DeepseekV3Model"),
     fields=FIELDS,
-    ropes=(RopeFields(head_dim="qk_rope_head_dim", interleaved=True, sharpens=True),),
+    ropes=(
+        RopeFields(
+            head_dim="qk_rope_head_dim", interleaved=True, uses_mscale_all_dim=True
+        ),
+    ),
     constants={"mlp.scoring": "sigmoid", "mlp.balanced": True},
     parts={"mlp": MoE, "mlp.shared": MLP},
     rules=RULES,
     copies=(TIED_HEAD,),
-    ignored=parts.IGNORED,
+    ignored=shared.IGNORED,
 )

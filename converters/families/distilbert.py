@@ -1,6 +1,6 @@
-"""DistilBERT: BERT without kinds of tokens and without a pooler."""
+"""DistilBERT: BERT without token types and without a pooler."""
 
-from dew.converters.config.defaults import Heads
+from dew.converters.config.defaults import HeadClasses
 from dew.converters.config.fields import Inert, Quotient, Use
 from dew.converters.families import shared_encoders as encoders
 from dew.converters.families.base import Family
@@ -18,7 +18,7 @@ CLASSES = {
 }
 FIELDS = {
     **encoders.LABELS,
-    "architectures": Heads(CLASSES),
+    "architectures": HeadClasses(CLASSES),
     "vocab_size": Use("vocab", 30522),
     "max_position_embeddings": Use("embedding.positions", 512),
     "dim": Use("embed", 768),
@@ -26,10 +26,10 @@ FIELDS = {
     "n_heads": Use(("attention.heads", "attention.kv_heads"), 12),
     "head_dim": Use("attention.head_dim", Quotient("dim", "n_heads")),
     "hidden_dim": Use("mlp.dim", 3072),
-    "activation": Use("mlp.activation", "gelu", among=ACTIVATIONS),
+    "activation": Use("mlp.activation", "gelu", choices=ACTIVATIONS),
     "attention_dropout": Use("attention.dropout", 0.1),
     "initializer_range": Use("init_std", 0.02),
-    # What positions start as; the file has them.
+    # How positions are initialised; the file stores their values.
     "sinusoidal_pos_embds": Inert(False),
     "tie_weights_": Inert(),
     "dropout": Inert(0.1),
@@ -41,21 +41,21 @@ AT, TO = "distilbert.transformer.layer.{n}.", "layers/{n}/"
 RULES = (
     Rule("distilbert.embeddings.word_embeddings.weight", "embed/weight"),
     Rule("distilbert.embeddings.position_embeddings.weight", "positions/weight"),
-    *encoders.both("distilbert.embeddings.LayerNorm", "embed_norm"),
+    *encoders.affine("distilbert.embeddings.LayerNorm", "embed_norm"),
     *encoders.heads(AT + "attention.q_lin", TO + "attn/q"),
     *encoders.heads(AT + "attention.k_lin", TO + "attn/k"),
     *encoders.heads(AT + "attention.v_lin", TO + "attn/v"),
     *encoders.from_heads(AT + "attention.out_lin", TO + "attn/o"),
-    *encoders.both(AT + "sa_layer_norm", TO + "attn_norm"),
-    *encoders.both(AT + "ffn.lin1", TO + "mlp/up"),
-    *encoders.both(AT + "ffn.lin2", TO + "mlp/down"),
-    *encoders.both(AT + "output_layer_norm", TO + "mlp_norm"),
-    *encoders.both("pre_classifier", "head/text_dense"),
-    *encoders.both("classifier", "head/text_scores"),
-    *encoders.both("classifier", "head/token_scores"),
-    *encoders.both("vocab_transform", "head/vocab_dense"),
-    *encoders.both("vocab_layer_norm", "head/vocab_norm"),
-    *encoders.one_bias("vocab_projector"),
+    *encoders.affine(AT + "sa_layer_norm", TO + "attn_norm"),
+    *encoders.affine(AT + "ffn.lin1", TO + "mlp/up"),
+    *encoders.affine(AT + "ffn.lin2", TO + "mlp/down"),
+    *encoders.affine(AT + "output_layer_norm", TO + "mlp_norm"),
+    *encoders.affine("pre_classifier", "head/text_dense"),
+    *encoders.affine("classifier", "head/text_scores"),
+    *encoders.affine("classifier", "head/token_scores"),
+    *encoders.affine("vocab_transform", "head/vocab_dense"),
+    *encoders.affine("vocab_layer_norm", "head/vocab_norm"),
+    *encoders.one_bias_head("vocab_projector"),
 )
 
 DISTILBERT = Family(
@@ -74,7 +74,7 @@ DISTILBERT = Family(
     },
     parts={"mlp": MLP},
     rules=RULES,
-    copies=encoders.tied("vocab_projector.weight", "DistilBertForMaskedLM"),
+    copies=encoders.tied_copies("vocab_projector.weight", "DistilBertForMaskedLM"),
     ignored=("distilbert.embeddings.position_ids",),
     prefix="distilbert.",
     spellings=encoders.spellings("distilbert."),

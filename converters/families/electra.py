@@ -1,9 +1,9 @@
-"""ELECTRA: BERT with a narrow embedding, a generator's head and a discriminator's."""
+"""ELECTRA: BERT with a narrow embedding, as generator and as discriminator."""
 
-from dew.converters.config.defaults import Heads
+from dew.converters.config.defaults import HeadClasses
 from dew.converters.config.fields import Inert, Use
-from dew.converters.config.transforms import other_than
-from dew.converters.families import shared as parts
+from dew.converters.config.transforms import embedding_width
+from dew.converters.families import shared
 from dew.converters.families import shared_encoders as encoders
 from dew.converters.families.base import Family
 from dew.nn.config import MLP, EncoderConfig
@@ -24,10 +24,10 @@ CLASSES = {
 FIELDS = {
     **encoders.SIZES,
     **encoders.LABELS,
-    **parts.SUMMARY,
-    "architectures": Heads(CLASSES),
+    **shared.SUMMARY,
+    "architectures": HeadClasses(CLASSES),
     "embedding_size": Use(
-        "embedding_width", 128, read=other_than, beside=("hidden_size",)
+        "embedding_width", 128, read=embedding_width, inputs=("hidden_size",)
     ),
     "hidden_size": Use("embed", 256),
     "num_attention_heads": Use(("attention.heads", "attention.kv_heads"), 4),
@@ -36,16 +36,18 @@ FIELDS = {
 }
 RULES = (
     *encoders.embeddings("electra."),
-    *encoders.both("electra.embeddings_project", "widen"),
+    *encoders.affine("electra.embeddings_project", "widen"),
     *encoders.blocks("electra."),
-    *encoders.both("discriminator_predictions.dense", "head/single_dense"),
-    *encoders.both("discriminator_predictions.dense_prediction", "head/single_scores"),
-    *encoders.both("classifier.dense", "head/text_dense"),
-    *encoders.both("classifier.out_proj", "head/text_scores"),
-    *encoders.both("classifier", "head/token_scores"),
-    *encoders.both("generator_predictions.dense", "head/vocab_dense"),
-    *encoders.both("generator_predictions.LayerNorm", "head/vocab_norm"),
-    *encoders.one_bias("generator_lm_head"),
+    *encoders.affine("discriminator_predictions.dense", "head/single_dense"),
+    *encoders.affine(
+        "discriminator_predictions.dense_prediction", "head/single_scores"
+    ),
+    *encoders.affine("classifier.dense", "head/text_dense"),
+    *encoders.affine("classifier.out_proj", "head/text_scores"),
+    *encoders.affine("classifier", "head/token_scores"),
+    *encoders.affine("generator_predictions.dense", "head/vocab_dense"),
+    *encoders.affine("generator_predictions.LayerNorm", "head/vocab_norm"),
+    *encoders.one_bias_head("generator_lm_head"),
 )
 
 ELECTRA = Family(
@@ -55,7 +57,7 @@ ELECTRA = Family(
     constants=encoders.POST_NORM,
     parts={"mlp": MLP},
     rules=RULES,
-    copies=encoders.tied("generator_lm_head.weight", "ElectraForMaskedLM"),
+    copies=encoders.tied_copies("generator_lm_head.weight", "ElectraForMaskedLM"),
     ignored=("electra.embeddings.position_ids",),
     prefix="electra.",
     spellings=encoders.spellings("electra."),

@@ -1,17 +1,17 @@
-"""EXAONE 4: OLMo 2 with norms per head; full layers do not turn."""
+"""EXAONE 4: OLMo 2 with QK norms per head; full layers have no RoPE."""
 
 from dew.converters.config.defaults import LayerTypes
 from dew.converters.config.fields import MultiUse, Read, Use
 from dew.converters.config.rope import RopeFields
 from dew.converters.config.transforms import hybrid_no_rope, windows
-from dew.converters.families import shared as parts
+from dew.converters.families import shared
 from dew.converters.families.base import TIED_HEAD, Family
 from dew.nn.config import MLP
 
 TYPES = LayerTypes("sliding_window_pattern")
 FIELDS = {
-    **parts.SIZES,
-    **parts.GROUPED,
+    **shared.SIZES,
+    **shared.GROUPED,
     "vocab_size": Use("vocab", 102400),
     "num_key_value_heads": Use("attention.kv_heads", 32),
     "intermediate_size": Use("mlp.dim", 16384),
@@ -19,12 +19,12 @@ FIELDS = {
     "sliding_window": Read(4096, nullable=True),
     "sliding_window_pattern": Read(4),
     "layer_types": MultiUse(
-        Use("attention.windows", TYPES, read=windows, beside=("sliding_window",)),
+        Use("attention.windows", TYPES, read=windows, inputs=("sliding_window",)),
         Use(
             "attention.no_rope_layers",
             TYPES,
             read=hybrid_no_rope,
-            beside=("sliding_window",),
+            inputs=("sliding_window",),
         ),
     ),
 }
@@ -37,12 +37,12 @@ EXAONE4 = Family(
     parts={"mlp": MLP},
     constants={"residual.norms": "after"},
     rules=(
-        *parts.EMBED,
-        *parts.ATTENTION,
-        *parts.GATED_MLP,
-        *parts.QK_NORM,
-        *parts.AFTER,
+        *shared.EMBED,
+        *shared.ATTENTION,
+        *shared.GATED_MLP,
+        *shared.QK_NORM,
+        *shared.AFTER,
     ),
     copies=(TIED_HEAD,),
-    ignored=parts.IGNORED,
+    ignored=shared.IGNORED,
 )

@@ -1,6 +1,9 @@
-"""Falcon 7B, 40B and 180B; not those with ALiBi, which torch rounds to bfloat16."""
+"""Falcon 7B, 40B and 180B: fused QKV, parallel attention and MLP.
 
-from dew.converters.config import transforms as readers
+Models with ALiBi are refused: torch rounds their biases to bfloat16.
+"""
+
+from dew.converters.config import transforms
 from dew.converters.config.fields import Inert, Only, Quotient, Read, Use
 from dew.converters.config.rope import RopeFields
 from dew.converters.families.base import TIED_HEAD, Family
@@ -19,8 +22,8 @@ FIELDS = {
     "num_kv_heads": Use(
         "attention.kv_heads",
         None,
-        read=readers.falcon_kv_heads,
-        beside=("num_attention_heads", "new_decoder_architecture", "multi_query"),
+        read=transforms.falcon_kv_heads,
+        inputs=("num_attention_heads", "new_decoder_architecture", "multi_query"),
     ),
     "multi_query": Read(True),
     "new_decoder_architecture": Read(False),
@@ -28,20 +31,20 @@ FIELDS = {
     "parallel_attn": Use(
         "residual",
         True,
-        read=readers.falcon_residual,
-        beside=("new_decoder_architecture", "num_ln_in_parallel_attn"),
+        read=transforms.falcon_residual,
+        inputs=("new_decoder_architecture", "num_ln_in_parallel_attn"),
     ),
     "ffn_hidden_size": Use(
-        "mlp.dim", None, read=readers.or_four_times, beside=("hidden_size",)
+        "mlp.dim", None, read=transforms.mlp_width, inputs=("hidden_size",)
     ),
-    "activation": Use("mlp.activation", "gelu", among=ACTIVATIONS),
+    "activation": Use("mlp.activation", "gelu", choices=ACTIVATIONS),
     "bias": Use(("attention.qkv_bias", "attention.out_bias", "mlp.bias"), False),
     "alibi": Only(False),
     "layer_norm_epsilon": Use("norm.eps", 1e-5),
     "initializer_range": Use("init_std", 0.02),
     "max_position_embeddings": Read(2048),
     "attention_dropout": Use("attention.dropout", 0.0),
-    # Of training: it changes no logit.
+    # A training option: it changes no logit.
     "hidden_dropout": Inert(0.0),
     "tie_word_embeddings": Use("head.tied", True),
 }

@@ -1,19 +1,20 @@
-"""Gemma 1: norms by 1 + w, and embeddings times √width."""
+"""Gemma 1: norms multiply by 1 + w, embeddings are scaled by √width."""
+
+import math
 
 from dew.converters.config.fields import Inert, MultiUse, Only, Read, Use
 from dew.converters.config.rope import RopeFields
-from dew.converters.config.transforms import root
-from dew.converters.families import shared as parts
+from dew.converters.families import shared
 from dew.converters.families.base import TIED_HEAD, Family
 from dew.nn.activations import ACTIVATIONS
 from dew.nn.config import MLP
 
 FIELDS = {
-    **parts.SIZES,
-    **parts.ATTENTION_BIAS,
+    **shared.SIZES,
+    **shared.ATTENTION_BIAS,
     "vocab_size": Use("vocab", 256000),
     "hidden_size": MultiUse(
-        Use("embed", 3072), Use("embedding.scale", 3072, read=root)
+        Use("embed", 3072), Use("embedding.scale", 3072, read=math.sqrt)
     ),
     "tie_word_embeddings": Use("head.tied", True),
     "head_dim": Use("attention.head_dim", 256),
@@ -23,7 +24,7 @@ FIELDS = {
     "num_key_value_heads": Use("attention.kv_heads", 16),
     "intermediate_size": Use("mlp.dim", 24576),
     "rms_norm_eps": Use("norm.eps", 1e-6),
-    "hidden_act": Use("mlp.activation", "gelu_pytorch_tanh", among=ACTIVATIONS),
+    "hidden_act": Use("mlp.activation", "gelu_pytorch_tanh", choices=ACTIVATIONS),
     # transformers does not read it here.
     "hidden_activation": Inert(),
     "max_position_embeddings": Read(8192),
@@ -36,7 +37,7 @@ GEMMA = Family(
     ropes=(RopeFields(),),
     parts={"mlp": MLP},
     constants={"norm.offset": 1.0, "norm.float32_weight": True},
-    rules=(*parts.EMBED, *parts.ATTENTION, *parts.GATED_MLP, *parts.BEFORE),
+    rules=(*shared.EMBED, *shared.ATTENTION, *shared.GATED_MLP, *shared.BEFORE),
     copies=(TIED_HEAD,),
-    ignored=parts.IGNORED,
+    ignored=shared.IGNORED,
 )

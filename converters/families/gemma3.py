@@ -1,21 +1,23 @@
-"""Gemma 3, text: Gemma 2 with norms of queries and keys instead of caps."""
+"""Gemma 3 (text): Gemma 2 with QK norms in place of soft caps."""
+
+import math
 
 from dew.converters.config.defaults import LayerTypes
 from dew.converters.config.fields import Inert, MultiUse, Only, Read, Use
 from dew.converters.config.rope import RopeFields
-from dew.converters.config.transforms import inverse_root, root, windows
-from dew.converters.families import shared as parts
+from dew.converters.config.transforms import windows
+from dew.converters.families import shared
 from dew.converters.families.base import TIED_HEAD, Family
 from dew.converters.mapping.rules import Prefix
 from dew.nn.activations import ACTIVATIONS
 from dew.nn.config import MLP
 
 FIELDS = {
-    **parts.SIZES,
-    **parts.ATTENTION_BIAS,
+    **shared.SIZES,
+    **shared.ATTENTION_BIAS,
     "vocab_size": Use("vocab", 262208),
     "hidden_size": MultiUse(
-        Use("embed", 2304), Use("embedding.scale", 2304, read=root)
+        Use("embed", 2304), Use("embedding.scale", 2304, read=math.sqrt)
     ),
     "tie_word_embeddings": Use("head.tied", True),
     "head_dim": Use("attention.head_dim", 256),
@@ -25,11 +27,15 @@ FIELDS = {
     "num_key_value_heads": Use("attention.kv_heads", 4),
     "intermediate_size": Use("mlp.dim", 9216),
     "rms_norm_eps": Use(("norm.eps", "attention.qk_norm.norm.eps"), 1e-6),
-    "hidden_activation": Use("mlp.activation", "gelu_pytorch_tanh", among=ACTIVATIONS),
+    "hidden_activation": Use(
+        "mlp.activation", "gelu_pytorch_tanh", choices=ACTIVATIONS
+    ),
     # transformers does not read it here.
     "hidden_act": Inert(),
     "max_position_embeddings": Read(131072),
-    "query_pre_attn_scalar": Use("attention.scale", 256, read=inverse_root),
+    "query_pre_attn_scalar": Use(
+        "attention.scale", 256, read=lambda scalar: scalar**-0.5
+    ),
     "attn_logit_softcapping": Use("attention.softcap", None),
     "final_logit_softcapping": Use("head.softcap", None),
     "sliding_window": Read(4096, nullable=True),
@@ -37,7 +43,7 @@ FIELDS = {
         "attention.windows",
         LayerTypes("sliding_window_pattern"),
         read=windows,
-        beside=("sliding_window",),
+        inputs=("sliding_window",),
     ),
     "sliding_window_pattern": Read(6),
     "_sliding_window_pattern": Inert(6),
@@ -54,7 +60,7 @@ GEMMA3 = Family(
         RopeFields(
             to="attention.local_rope",
             layer_type="sliding_attention",
-            scaled=False,
+            takes_rope_scaling=False,
             old_theta="rope_local_base_freq",
         ),
     ),
@@ -72,12 +78,12 @@ GEMMA3 = Family(
         "attention.qk_norm.norm.float32_weight": True,
     },
     rules=(
-        *parts.EMBED,
-        *parts.ATTENTION,
-        *parts.GATED_MLP,
-        *parts.AROUND,
-        *parts.QK_NORM,
+        *shared.EMBED,
+        *shared.ATTENTION,
+        *shared.GATED_MLP,
+        *shared.AROUND,
+        *shared.QK_NORM,
     ),
     copies=(TIED_HEAD,),
-    ignored=parts.IGNORED,
+    ignored=shared.IGNORED,
 )

@@ -1,16 +1,16 @@
-"""GLM 4: norms on both sides, half of each head turns in neighbours."""
+"""GLM 4: pre- and post-norms, interleaved RoPE on half of each head."""
 
 from dew.converters.config.fields import Read, Use
 from dew.converters.config.rope import RopeFields
-from dew.converters.families import shared as parts
+from dew.converters.families import shared
 from dew.converters.families.base import TIED_HEAD, Family
 from dew.converters.mapping.rules import Rule
 from dew.nn.config import MLP
 
 NORM = "layers/{n}/"
 FIELDS = {
-    **parts.SIZES,
-    **parts.GROUPED,
+    **shared.SIZES,
+    **shared.GROUPED,
     "vocab_size": Use("vocab", 151552),
     "num_hidden_layers": Use("layers", 40),
     "num_key_value_heads": Use("attention.kv_heads", 2),
@@ -29,17 +29,19 @@ GLM4 = Family(
     parts={"mlp": MLP},
     constants={"residual.norms": "both"},
     rules=(
-        *parts.EMBED,
-        *parts.ATTENTION,
-        *parts.FUSED_GATE,
-        Rule(parts.LAYER + "input_layernorm.weight", NORM + "attn_norm/weight"),
+        *shared.EMBED,
+        *shared.ATTENTION,
+        *shared.FUSED_GATE,
+        Rule(shared.LAYER + "input_layernorm.weight", NORM + "attn_norm/weight"),
         Rule(
-            parts.LAYER + "post_self_attn_layernorm.weight",
+            shared.LAYER + "post_self_attn_layernorm.weight",
             NORM + "attn_post_norm/weight",
         ),
-        Rule(parts.LAYER + "post_attention_layernorm.weight", NORM + "mlp_norm/weight"),
-        Rule(parts.LAYER + "post_mlp_layernorm.weight", NORM + "mlp_post_norm/weight"),
+        Rule(
+            shared.LAYER + "post_attention_layernorm.weight", NORM + "mlp_norm/weight"
+        ),
+        Rule(shared.LAYER + "post_mlp_layernorm.weight", NORM + "mlp_post_norm/weight"),
     ),
     copies=(TIED_HEAD,),
-    ignored=parts.IGNORED,
+    ignored=shared.IGNORED,
 )

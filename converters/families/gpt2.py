@@ -1,8 +1,8 @@
-"""GPT-2: learned positions, layer norms, matrices stored inputs first."""
+"""GPT-2: learned positions, LayerNorm, matrices stored input-first."""
 
-from dew.converters.config import transforms as readers
+from dew.converters.config import transforms
 from dew.converters.config.fields import Inert, Quotient, Use
-from dew.converters.families import shared as parts
+from dew.converters.families import shared
 from dew.converters.families.base import TIED_HEAD, Family
 from dew.converters.mapping.rules import Prefix, Rule
 from dew.nn.activations import ACTIVATIONS
@@ -15,20 +15,20 @@ FIELDS = {
     "n_layer": Use("layers", 12),
     "n_head": Use(("attention.heads", "attention.kv_heads"), 12),
     "head_dim": Use("attention.head_dim", Quotient("n_embd", "n_head")),
-    "n_inner": Use("mlp.dim", None, read=readers.or_four_times, beside=("n_embd",)),
+    "n_inner": Use("mlp.dim", None, read=transforms.mlp_width, inputs=("n_embd",)),
     "n_ctx": Inert(),
-    "activation_function": Use("mlp.activation", "gelu_new", among=ACTIVATIONS),
+    "activation_function": Use("mlp.activation", "gelu_new", choices=ACTIVATIONS),
     "attn_pdrop": Use("attention.dropout", 0.1),
-    # Dropouts of training that change no logit.
+    # Dropout rates: they change no logit.
     "resid_pdrop": Inert(0.1),
     "embd_pdrop": Inert(0.1),
     "layer_norm_epsilon": Use("norm.eps", 1e-5),
     "initializer_range": Use("init_std", 0.02),
-    "scale_attn_weights": Use("attention.scale", True, read=readers.usual_scale),
+    "scale_attn_weights": Use("attention.scale", True, read=transforms.score_scale),
     "scale_attn_by_inverse_layer_idx": Use("attention.scale_by_layer_number", False),
     "reorder_and_upcast_attn": Inert(False),
     "tie_word_embeddings": Use("head.tied", True),
-    **parts.SUMMARY,
+    **shared.SUMMARY,
 }
 
 LAYER = "transformer.h.{n}."
@@ -64,7 +64,7 @@ GPT2 = Family(
     model_type="gpt2",
     architectures=("GPT2LMHeadModel", "GPT2Model"),
     fields=FIELDS,
-    aliases=parts.GPT_NAMES,
+    aliases=shared.GPT_NAMES,
     constants={
         "norm.kind": "layer",
         "norm.bias": True,

@@ -1,25 +1,25 @@
-"""GPT-NeoX and Pythia: parallel parts with a norm each, part of a head turns."""
+"""GPT-NeoX and Pythia: parallel parts with their own norms, partial RoPE."""
 
 from dew.converters.config.fields import Inert, Use
 from dew.converters.config.rope import RopeFields
-from dew.converters.families import shared as parts
+from dew.converters.families import shared
 from dew.converters.families.base import Copy, Family
 from dew.converters.mapping.rules import FROM_HEADS, Prefix, Rule
 from dew.nn.activations import ACTIVATIONS
 from dew.nn.config import MLP
 
 FIELDS = {
-    **parts.SIZES,
-    **parts.LAYER_NORM,
+    **shared.SIZES,
+    **shared.LAYER_NORM,
     "vocab_size": Use("vocab", 50432),
     "hidden_size": Use("embed", 6144),
     "num_hidden_layers": Use("layers", 44),
     "num_attention_heads": Use(("attention.heads", "attention.kv_heads"), 64),
     "intermediate_size": Use("mlp.dim", 24576),
-    "hidden_act": Use("mlp.activation", "gelu", among=ACTIVATIONS),
+    "hidden_act": Use("mlp.activation", "gelu", choices=ACTIVATIONS),
     "attention_bias": Use(("attention.qkv_bias", "attention.out_bias"), True),
     "use_parallel_residual": Use("residual.parallel", True),
-    # Dropouts of training that change no logit.
+    # Dropout rates: they change no logit.
     "hidden_dropout": Inert(0.0),
     "classifier_dropout": Inert(0.1),
     "is_decoder": Inert(False),

@@ -1,15 +1,15 @@
-"""gpt-oss: sinks beside the keys, windows in every other layer, biased experts."""
+"""gpt-oss: attention sinks, alternating windows, experts with biases."""
 
-from dew.converters.config import transforms as readers
+from dew.converters.config import transforms
 from dew.converters.config.defaults import LayerTypes
 from dew.converters.config.fields import Inert, Read, Use
 from dew.converters.config.rope import RopeFields
-from dew.converters.families import shared as parts
+from dew.converters.families import shared
 from dew.converters.families.base import TIED_HEAD, Family
 from dew.converters.mapping.rules import Rule
 from dew.nn.config import MLP, MoE
 
-MOE, EXPERTS = parts.LAYER + "mlp.", "layers/{n}/mlp/experts/"
+MOE, EXPERTS = shared.LAYER + "mlp.", "layers/{n}/mlp/experts/"
 ODD, ODD_BIAS = "e embed (mlp |) -> e mlp embed", "e (mlp |) -> e mlp"
 YARN = {
     "rope_type": "yarn",
@@ -19,12 +19,12 @@ YARN = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-"""What a config without a rope dict means."""
+"""RoPE of a config that has no rope dict."""
 FIELDS = {
-    **parts.SIZES,
-    **parts.GROUPED,
-    **parts.RMS,
-    **parts.ROUTER_LOSS,
+    **shared.SIZES,
+    **shared.GROUPED,
+    **shared.RMS,
+    **shared.ROUTER_LOSS,
     "vocab_size": Use("vocab", 201088),
     "hidden_size": Use("embed", 2880),
     "num_hidden_layers": Use("layers", 36),
@@ -46,8 +46,8 @@ FIELDS = {
     "layer_types": Use(
         "attention.windows",
         LayerTypes(2),
-        read=readers.windows,
-        beside=("sliding_window",),
+        read=transforms.windows,
+        inputs=("sliding_window",),
     ),
 }
 
@@ -55,14 +55,14 @@ GPT_OSS = Family(
     model_type="gpt_oss",
     architectures=("GptOssForCausalLM", "GptOssModel"),
     fields=FIELDS,
-    ropes=(RopeFields(theta=150_000.0, absent=YARN),),
+    ropes=(RopeFields(theta=150_000.0, default=YARN),),
     constants={"attention.sinks": True, "mlp.router_bias": True, "mlp.bias": True},
     parts={"mlp": MoE, "mlp.shared": MLP},
     rules=(
-        *parts.EMBED,
-        *parts.ATTENTION,
-        *parts.BEFORE,
-        Rule(parts.ATTN + "sinks", "layers/{n}/attn/sinks"),
+        *shared.EMBED,
+        *shared.ATTENTION,
+        *shared.BEFORE,
+        Rule(shared.ATTN + "sinks", "layers/{n}/attn/sinks"),
         Rule(MOE + "router.{kind}", "layers/{n}/mlp/router/{kind}"),
         Rule(MOE + "experts.gate_up_proj", EXPERTS + "gate/weight", ODD),
         Rule(MOE + "experts.gate_up_proj", EXPERTS + "up/weight", ODD),
@@ -72,5 +72,5 @@ GPT_OSS = Family(
         Rule(MOE + "experts.down_proj_bias", EXPERTS + "down_bias"),
     ),
     copies=(TIED_HEAD,),
-    ignored=parts.IGNORED,
+    ignored=shared.IGNORED,
 )

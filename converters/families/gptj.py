@@ -1,8 +1,8 @@
-"""GPT-J: parallel parts behind one norm, neighbours that turn, no attention bias."""
+"""GPT-J: parallel parts behind one norm, interleaved partial RoPE."""
 
-from dew.converters.config import transforms as readers
+from dew.converters.config import transforms
 from dew.converters.config.fields import Inert, Only, Quotient, Read, Use
-from dew.converters.families import shared as parts
+from dew.converters.families import shared
 from dew.converters.families.base import TIED_HEAD, Family
 from dew.converters.mapping.rules import FROM_HEADS, HEADS, Prefix, Rule
 from dew.nn.activations import ACTIVATIONS
@@ -15,21 +15,21 @@ FIELDS = {
     "n_layer": Use("layers", 28),
     "n_head": Use(("attention.heads", "attention.kv_heads"), 16),
     "head_dim": Use("attention.head_dim", Quotient("n_embd", "n_head")),
-    "rotary_dim": Use("attention.rope", 64, read=readers.interleaved_rope),
-    "n_inner": Use("mlp.dim", None, read=readers.or_four_times, beside=("n_embd",)),
+    "rotary_dim": Use("attention.rope", 64, read=transforms.interleaved_rope),
+    "n_inner": Use("mlp.dim", None, read=transforms.mlp_width, inputs=("n_embd",)),
     "n_ctx": Inert(),
-    "activation_function": Use("mlp.activation", "gelu_new", among=ACTIVATIONS),
+    "activation_function": Use("mlp.activation", "gelu_new", choices=ACTIVATIONS),
     "attn_pdrop": Use("attention.dropout", 0.0),
-    # Dropouts of training that change no logit.
+    # Dropout rates: they change no logit.
     "resid_pdrop": Inert(0.0),
     "embd_pdrop": Inert(0.0),
     "layer_norm_epsilon": Use("norm.eps", 1e-5),
     "initializer_range": Use("init_std", 0.02),
     "tie_word_embeddings": Use("head.tied", False),
-    # Of old implementations.
+    # Options of old implementations.
     "rotary": Only(True),
     "scale_attn_weights": Only(True),
-    **parts.SUMMARY,
+    **shared.SUMMARY,
 }
 
 LAYER = "transformer.h.{n}."
@@ -51,7 +51,7 @@ GPTJ = Family(
     model_type="gptj",
     architectures=("GPTJForCausalLM",),
     fields=FIELDS,
-    aliases=parts.GPT_NAMES,
+    aliases=shared.GPT_NAMES,
     constants={
         "norm.kind": "layer",
         "norm.bias": True,

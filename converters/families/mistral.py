@@ -1,16 +1,16 @@
-"""Mistral 7B and its like: Llama with one window for all layers."""
+"""Mistral 7B and relatives: Llama with one sliding window for all layers."""
 
 from dew.converters.config.fields import Read, Use
 from dew.converters.config.rope import RopeFields
 from dew.converters.config.transforms import same_window
-from dew.converters.families import shared as parts
+from dew.converters.families import shared
 from dew.converters.families.base import TIED_HEAD, Family
 from dew.nn.config import MLP
 
 FIELDS = {
-    **parts.SIZES,
-    **parts.GROUPED,
-    **parts.RMS,
+    **shared.SIZES,
+    **shared.GROUPED,
+    **shared.RMS,
     "num_key_value_heads": Use("attention.kv_heads", 8),
     "intermediate_size": Use("mlp.dim", 14336),
     "max_position_embeddings": Read(131072),
@@ -18,7 +18,7 @@ FIELDS = {
         "attention.windows",
         4096,
         read=same_window,
-        beside=("num_hidden_layers",),
+        inputs=("num_hidden_layers",),
         nullable=True,
     ),
 }
@@ -29,7 +29,7 @@ MISTRAL = Family(
     fields=FIELDS,
     ropes=(RopeFields(),),
     parts={"mlp": MLP},
-    rules=(*parts.EMBED, *parts.ATTENTION, *parts.GATED_MLP, *parts.BEFORE),
+    rules=(*shared.EMBED, *shared.ATTENTION, *shared.GATED_MLP, *shared.BEFORE),
     copies=(TIED_HEAD,),
-    ignored=parts.IGNORED,
+    ignored=shared.IGNORED,
 )

@@ -1,32 +1,32 @@
-"""Mixtral: Mistral with a mixture of experts."""
+"""Mixtral: Mistral with a mixture of experts in every layer."""
 
-from dew.converters.config import transforms as readers
+from dew.converters.config import transforms
 from dew.converters.config.fields import Inert, Use
 from dew.converters.config.rope import RopeFields
-from dew.converters.families import shared as parts
+from dew.converters.families import shared
 from dew.converters.families.base import TIED_HEAD, Family
 from dew.converters.mapping.rules import Rule
 from dew.nn.config import MLP, MoE
 
-MOE, EXPERTS = parts.LAYER + "block_sparse_moe.", "layers/{n}/mlp/experts/"
+MOE, EXPERTS = shared.LAYER + "block_sparse_moe.", "layers/{n}/mlp/experts/"
 STACK = "a b -> e a b"
 FIELDS = {
-    **parts.SIZES,
-    **parts.GROUPED,
-    **parts.RMS,
-    **parts.ROUTER_LOSS,
+    **shared.SIZES,
+    **shared.GROUPED,
+    **shared.RMS,
+    **shared.ROUTER_LOSS,
     "num_key_value_heads": Use("attention.kv_heads", 8),
     "intermediate_size": Use("mlp.dim", 14336),
     "rms_norm_eps": Use("norm.eps", 1e-5),
     "num_local_experts": Use("mlp.experts", 8),
     "num_experts_per_tok": Use("mlp.top_k", 2),
-    # Of training: it changes no logit.
+    # A training option: it changes no logit.
     "router_jitter_noise": Inert(0.0),
     "sliding_window": Use(
         "attention.windows",
         None,
-        read=readers.same_window,
-        beside=("num_hidden_layers",),
+        read=transforms.same_window,
+        inputs=("num_hidden_layers",),
     ),
 }
 
@@ -37,14 +37,14 @@ MIXTRAL = Family(
     ropes=(RopeFields(theta=1_000_000.0),),
     parts={"mlp": MoE, "mlp.shared": MLP},
     rules=(
-        *parts.EMBED,
-        *parts.ATTENTION,
-        *parts.BEFORE,
+        *shared.EMBED,
+        *shared.ATTENTION,
+        *shared.BEFORE,
         Rule(MOE + "gate.weight", "layers/{n}/mlp/router/weight"),
         Rule(MOE + "experts.{e}.w1.weight", EXPERTS + "gate/weight", STACK),
         Rule(MOE + "experts.{e}.w3.weight", EXPERTS + "up/weight", STACK),
         Rule(MOE + "experts.{e}.w2.weight", EXPERTS + "down/weight", STACK),
     ),
     copies=(TIED_HEAD,),
-    ignored=parts.IGNORED,
+    ignored=shared.IGNORED,
 )

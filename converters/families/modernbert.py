@@ -1,8 +1,8 @@
-"""ModernBERT: rotary positions, norms before, windows on both sides, gated MLPs."""
+"""ModernBERT: pre-norm encoder with RoPE, local attention and gated MLPs."""
 
 from typing import Any
 
-from dew.converters.config.defaults import Heads, LeadingFull, Pooling
+from dew.converters.config.defaults import HeadClasses, LeadingFull, Pooling
 from dew.converters.config.fields import Inert, Quotient, Read, Same, Use
 from dew.converters.config.rope import RopeFields
 from dew.converters.config.transforms import half_windows
@@ -32,7 +32,7 @@ CLASSES = {
 }
 FIELDS = {
     **encoders.LABELS,
-    "architectures": Heads(CLASSES),
+    "architectures": HeadClasses(CLASSES),
     "vocab_size": Use("vocab", 50368),
     "hidden_size": Use("embed", 768),
     "intermediate_size": Use("mlp.dim", 1152),
@@ -41,7 +41,7 @@ FIELDS = {
     "head_dim": Use(
         "attention.head_dim", Quotient("hidden_size", "num_attention_heads")
     ),
-    "hidden_activation": Use("mlp.activation", "gelu", among=ACTIVATIONS),
+    "hidden_activation": Use("mlp.activation", "gelu", choices=ACTIVATIONS),
     "max_position_embeddings": Read(8192),
     "initializer_range": Use("init_std", 0.02),
     "initializer_cutoff_factor": Inert(2.0),
@@ -53,7 +53,7 @@ FIELDS = {
         "attention.windows",
         LeadingFull("global_attn_every_n_layers"),
         read=half_windows,
-        beside=("local_attention",),
+        inputs=("local_attention",),
     ),
     "global_attn_every_n_layers": Read(3),
     "local_attention": Read(128),
@@ -65,7 +65,7 @@ FIELDS = {
     "cls_token_id": Inert(),
     "embedding_dropout": Inert(0.0),
     "mlp_dropout": Inert(0.0),
-    # How, and of which tokens, transformers computes; not what.
+    # Which kernels run, and on which tokens; the logits are the same.
     "deterministic_flash_attn": Inert(False),
     "reference_compile": Inert(),
     "repad_logits_with_grad": Inert(False),
@@ -76,7 +76,7 @@ FIELDS = {
 AT, TO = "model.layers.{n}.", "layers/{n}/"
 RULES = (
     Rule("model.embeddings.tok_embeddings.weight", "embed/weight"),
-    *encoders.both("model.embeddings.norm", "embed_norm"),
+    *encoders.affine("model.embeddings.norm", "embed_norm"),
     *(
         Rule(
             AT + "attn.Wqkv.weight",
@@ -91,7 +91,7 @@ RULES = (
     ),
     Rule(AT + "attn.Wo.weight", TO + "attn/o/weight", FROM_HEADS),
     Rule(AT + "attn.Wo.bias", TO + "attn/o/bias"),
-    *encoders.both(AT + "attn_norm", TO + "attn_norm"),
+    *encoders.affine(AT + "attn_norm", TO + "attn_norm"),
     *(
         Rule(AT + "mlp.Wi.weight", TO + f"mlp/{x}/weight", "(| mlp) embed -> mlp embed")
         for x in ("gate", "up")
@@ -100,20 +100,20 @@ RULES = (
         Rule(AT + "mlp.Wi.bias", TO + f"mlp/{x}/bias", "(| mlp) -> mlp")
         for x in ("gate", "up")
     ),
-    *encoders.both(AT + "mlp.Wo", TO + "mlp/down"),
-    *encoders.both(AT + "mlp_norm", TO + "mlp_norm"),
-    *encoders.both("model.final_norm", "norm"),
+    *encoders.affine(AT + "mlp.Wo", TO + "mlp/down"),
+    *encoders.affine(AT + "mlp_norm", TO + "mlp_norm"),
+    *encoders.affine("model.final_norm", "norm"),
     *(
         rule
         for kind in ("vocab", "text", "token")
         for rule in (
-            *encoders.both("head.dense", f"head/{kind}_dense"),
-            *encoders.both("head.norm", f"head/{kind}_norm"),
+            *encoders.affine("head.dense", f"head/{kind}_dense"),
+            *encoders.affine("head.norm", f"head/{kind}_norm"),
         )
     ),
-    *encoders.both("classifier", "head/text_scores"),
-    *encoders.both("classifier", "head/token_scores"),
-    *encoders.one_bias("decoder"),
+    *encoders.affine("classifier", "head/text_scores"),
+    *encoders.affine("classifier", "head/token_scores"),
+    *encoders.one_bias_head("decoder"),
 )
 
 MODERNBERT = Family(
@@ -139,7 +139,7 @@ MODERNBERT = Family(
     },
     parts={"mlp": MLP},
     rules=RULES,
-    copies=encoders.tied("decoder.weight", "ModernBertForMaskedLM"),
+    copies=encoders.tied_copies("decoder.weight", "ModernBertForMaskedLM"),
     spellings=(Prefix(body="model."), Prefix(body="")),
     config=EncoderConfig,
     model=Encoder,

@@ -1,15 +1,15 @@
-"""OLMo 2: norms after attention and MLP, and of queries and keys."""
+"""OLMo 2: Llama with post-norms and flat QK norms."""
 
 from dew.converters.config.fields import Use
 from dew.converters.config.rope import RopeFields
-from dew.converters.families import shared as parts
+from dew.converters.families import shared
 from dew.converters.families.base import TIED_HEAD, Family
 from dew.nn.config import MLP
 
 FIELDS = {
-    **parts.SIZES,
-    **parts.GROUPED,
-    **parts.ATTENTION_BIAS,
+    **shared.SIZES,
+    **shared.GROUPED,
+    **shared.ATTENTION_BIAS,
     "vocab_size": Use("vocab", 50304),
     "rms_norm_eps": Use(("norm.eps", "attention.qk_norm.norm.eps"), 1e-5),
 }
@@ -27,12 +27,12 @@ OLMO2 = Family(
         "residual.norms": "after",
     },
     rules=(
-        *parts.EMBED,
-        *parts.ATTENTION,
-        *parts.GATED_MLP,
-        *parts.QK_NORM,
-        *parts.AFTER,
+        *shared.EMBED,
+        *shared.ATTENTION,
+        *shared.GATED_MLP,
+        *shared.QK_NORM,
+        *shared.AFTER,
     ),
     copies=(TIED_HEAD,),
-    ignored=parts.IGNORED,
+    ignored=shared.IGNORED,
 )

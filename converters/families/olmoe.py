@@ -1,17 +1,17 @@
-"""OLMoE: a mixture of experts, norms of queries and keys."""
+"""OLMoE: Llama with a mixture of experts and flat QK norms."""
 
 from dew.converters.config.fields import Use
 from dew.converters.config.rope import RopeFields
-from dew.converters.families import shared as parts
+from dew.converters.families import shared
 from dew.converters.families.base import TIED_HEAD, Family
 from dew.nn.config import MLP, MoE
 
 FIELDS = {
-    **parts.SIZES,
-    **parts.GROUPED,
-    **parts.RMS,
-    **parts.ROUTER_LOSS,
-    **parts.ATTENTION_BIAS,
+    **shared.SIZES,
+    **shared.GROUPED,
+    **shared.RMS,
+    **shared.ROUTER_LOSS,
+    **shared.ATTENTION_BIAS,
     "vocab_size": Use("vocab", 50304),
     "intermediate_size": Use("mlp.dim", 2048),
     "num_experts": Use("mlp.experts", 64),
@@ -32,12 +32,12 @@ OLMOE = Family(
     constants={"attention.qk_norm.shared_by": "flat"},
     parts={"mlp": MoE, "mlp.shared": MLP},
     rules=(
-        *parts.EMBED,
-        *parts.ATTENTION,
-        *parts.QK_NORM,
-        *parts.BEFORE,
-        *parts.EXPERTS,
+        *shared.EMBED,
+        *shared.ATTENTION,
+        *shared.QK_NORM,
+        *shared.BEFORE,
+        *shared.EXPERTS,
     ),
     copies=(TIED_HEAD,),
-    ignored=parts.IGNORED,
+    ignored=shared.IGNORED,
 )

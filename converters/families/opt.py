@@ -1,6 +1,9 @@
-"""OPT: learned positions that skip padding, ReLU; narrow, with normed sums, at 350M."""
+"""OPT: learned positions that skip padding, ReLU MLPs.
 
-from dew.converters.config import transforms as readers
+The 350M model has a narrow embedding and norms after each residual sum.
+"""
+
+from dew.converters.config import transforms
 from dew.converters.config.fields import Inert, Only, Quotient, Same, Use
 from dew.converters.families.base import TIED_HEAD, Family
 from dew.converters.mapping.rules import FROM_HEADS, HEADS, HEADS_BIAS, Prefix, Rule
@@ -17,17 +20,17 @@ FIELDS = {
     ),
     "ffn_dim": Use("mlp.dim", 3072),
     "max_position_embeddings": Use("embedding.positions", 2048),
-    "do_layer_norm_before": Use("residual.norms", True, read=readers.before_or_sum),
+    "do_layer_norm_before": Use("residual.norms", True, read=transforms.norm_position),
     "_remove_final_layer_norm": Only(False),
     "word_embed_proj_dim": Use(
         "embedding_width",
         Same("hidden_size"),
-        read=readers.other_than,
-        beside=("hidden_size",),
+        read=transforms.embedding_width,
+        inputs=("hidden_size",),
     ),
-    "activation_function": Use("mlp.activation", "relu", among=ACTIVATIONS),
+    "activation_function": Use("mlp.activation", "relu", choices=ACTIVATIONS),
     "attention_dropout": Use("attention.dropout", 0.0),
-    # Dropouts of training that change no logit.
+    # Dropout rates: they change no logit.
     "dropout": Inert(0.1),
     "activation_dropout": Inert(0.0),
     "layerdrop": Inert(0.0),

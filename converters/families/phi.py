@@ -1,38 +1,38 @@
-"""Phi 1 and 2: parallel parts behind one norm, half of a head turns."""
+"""Phi 1 and 2: parallel parts behind one LayerNorm, RoPE on half of a head."""
 
-from dew.converters.config import transforms as readers
+from dew.converters.config import transforms
 from dew.converters.config.fields import Inert, Use
 from dew.converters.config.rope import RopeFields
-from dew.converters.families import shared as parts
+from dew.converters.families import shared
 from dew.converters.families.base import TIED_HEAD, Family
 from dew.converters.mapping.rules import FROM_HEADS, Prefix, Rule
 from dew.nn.activations import ACTIVATIONS
 from dew.nn.config import MLP
 
 FIELDS = {
-    **parts.SIZES,
-    **parts.GROUPED,
-    **parts.LAYER_NORM,
+    **shared.SIZES,
+    **shared.GROUPED,
+    **shared.LAYER_NORM,
     "vocab_size": Use("vocab", 51200),
     "hidden_size": Use("embed", 2048),
     "num_hidden_layers": Use("layers", 24),
     "intermediate_size": Use("mlp.dim", 8192),
-    "hidden_act": Use("mlp.activation", "gelu_new", among=ACTIVATIONS),
+    "hidden_act": Use("mlp.activation", "gelu_new", choices=ACTIVATIONS),
     "qk_layernorm": Use(
         "attention.qk_norm",
         False,
-        read=readers.layer_qk_norm,
-        beside=("layer_norm_eps",),
+        read=transforms.layer_qk_norm,
+        inputs=("layer_norm_eps",),
     ),
-    # Dropouts of training that change no logit.
+    # Dropout rates: they change no logit.
     "resid_pdrop": Inert(0.0),
     "embd_pdrop": Inert(0.0),
 }
 
-LAYER, ATTN = parts.LAYER, parts.ATTN
+LAYER, ATTN = shared.LAYER, shared.ATTN
 RULES = (
     Rule("model.embed_tokens.weight", "embed/weight"),
-    *parts.QKV,
+    *shared.QKV,
     Rule(ATTN + "dense.weight", "layers/{n}/attn/o/weight", FROM_HEADS),
     Rule(ATTN + "dense.bias", "layers/{n}/attn/o/bias"),
     Rule(ATTN + "q_layernorm.{kind}", "layers/{n}/attn/q_norm/{kind}"),
@@ -63,6 +63,6 @@ PHI = Family(
     parts={"mlp": MLP},
     rules=RULES,
     copies=(TIED_HEAD,),
-    ignored=parts.IGNORED,
+    ignored=shared.IGNORED,
     spellings=(Prefix(body="model."),),
 )

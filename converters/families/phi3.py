@@ -1,28 +1,28 @@
-"""Phi 3 and 4: Llama with fused matrices."""
+"""Phi 3 and 4: Llama with fused QKV and fused gate and up matrices."""
 
 from dew.converters.config.fields import Inert, Read, Use
 from dew.converters.config.rope import RopeFields
 from dew.converters.config.transforms import same_window
-from dew.converters.families import shared as parts
+from dew.converters.families import shared
 from dew.converters.families.base import TIED_HEAD, Family
 from dew.nn.config import MLP
 
 FIELDS = {
-    **parts.SIZES,
-    **parts.GROUPED,
+    **shared.SIZES,
+    **shared.GROUPED,
     "vocab_size": Use("vocab", 32064),
     "hidden_size": Use("embed", 3072),
     "intermediate_size": Use("mlp.dim", 8192),
     "rms_norm_eps": Use("norm.eps", 1e-5),
     "max_position_embeddings": Read(4096),
-    # Dropouts of training that change no logit.
+    # Dropout rates: they change no logit.
     "resid_pdrop": Inert(0.0),
     "embd_pdrop": Inert(0.0),
     "sliding_window": Use(
         "attention.windows",
         None,
         read=same_window,
-        beside=("num_hidden_layers",),
+        inputs=("num_hidden_layers",),
     ),
 }
 
@@ -33,13 +33,13 @@ PHI3 = Family(
     ropes=(
         RopeFields(
             partial=True,
-            original=4096,
-            # Names of longrope in the first files.
-            renamed={"su": "longrope", "yarn": "longrope"},
+            original_window=4096,
+            # The first files spell longrope so.
+            type_aliases={"su": "longrope", "yarn": "longrope"},
         ),
     ),
     parts={"mlp": MLP},
-    rules=(*parts.EMBED, *parts.FUSED_QKV, *parts.FUSED_GATE, *parts.BEFORE),
+    rules=(*shared.EMBED, *shared.FUSED_QKV, *shared.FUSED_GATE, *shared.BEFORE),
     copies=(TIED_HEAD,),
-    ignored=parts.IGNORED,
+    ignored=shared.IGNORED,
 )

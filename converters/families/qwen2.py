@@ -1,16 +1,16 @@
-"""Qwen 2 and 2.5: biases on queries, keys and values; windows in late layers."""
+"""Qwen 2 and 2.5: Llama with QKV biases and windows in late layers."""
 
 from dew.converters.config.fields import Read, Use
 from dew.converters.config.rope import RopeFields
-from dew.converters.families import shared as parts
+from dew.converters.families import shared
 from dew.converters.families.base import TIED_HEAD, Family
 from dew.nn.config import MLP
 
 FIELDS = {
-    **parts.SIZES,
-    **parts.GROUPED,
-    **parts.RMS,
-    **parts.LATE_WINDOWS,
+    **shared.SIZES,
+    **shared.GROUPED,
+    **shared.RMS,
+    **shared.LATE_WINDOWS,
     "vocab_size": Use("vocab", 151936),
     "num_key_value_heads": Use("attention.kv_heads", 32),
     "intermediate_size": Use("mlp.dim", 22016),
@@ -24,7 +24,7 @@ QWEN2 = Family(
     ropes=(RopeFields(),),
     parts={"mlp": MLP},
     constants={"attention.qkv_bias": True},
-    rules=(*parts.EMBED, *parts.ATTENTION, *parts.GATED_MLP, *parts.BEFORE),
+    rules=(*shared.EMBED, *shared.ATTENTION, *shared.GATED_MLP, *shared.BEFORE),
     copies=(TIED_HEAD,),
-    ignored=parts.IGNORED,
+    ignored=shared.IGNORED,
 )

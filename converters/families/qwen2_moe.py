@@ -1,23 +1,23 @@
-"""Qwen 1.5 and 2 with experts, one of them shared behind a gate of its own."""
+"""Qwen 1.5 and 2 MoE: Qwen 2 with experts and one gated shared expert."""
 
-from dew.converters.config import transforms as readers
+from dew.converters.config import transforms
 from dew.converters.config.defaults import EarlyWindows
 from dew.converters.config.fields import Use
 from dew.converters.config.rope import RopeFields
-from dew.converters.families import shared as parts
+from dew.converters.families import shared
 from dew.converters.families.base import TIED_HEAD, Family
 from dew.converters.mapping.rules import Rule
 from dew.nn.activations import ACTIVATIONS
 from dew.nn.config import MLP, MoE
 
-SHARED = parts.LAYER + "mlp.shared_expert"
+SHARED = shared.LAYER + "mlp.shared_expert"
 FIELDS = {
-    **parts.SIZES,
-    **parts.GROUPED,
-    **parts.RMS,
-    **parts.ROUTER_LOSS,
-    **parts.LATE_WINDOWS,
-    **parts.DENSE_LAYERS,
+    **shared.SIZES,
+    **shared.GROUPED,
+    **shared.RMS,
+    **shared.ROUTER_LOSS,
+    **shared.LATE_WINDOWS,
+    **shared.DENSE_LAYERS,
     "vocab_size": Use("vocab", 151936),
     "hidden_size": Use("embed", 2048),
     "num_hidden_layers": Use("layers", 24),
@@ -25,13 +25,13 @@ FIELDS = {
     "hidden_act": Use(
         ("mlp.activation", "mlp.shared.activation", "dense.activation"),
         "silu",
-        among=ACTIVATIONS,
+        choices=ACTIVATIONS,
     ),
     "layer_types": Use(
         "attention.windows",
         EarlyWindows(),
-        read=readers.used_windows,
-        beside=("sliding_window", "use_sliding_window"),
+        read=transforms.windows_if_used,
+        inputs=("sliding_window", "use_sliding_window"),
     ),
     "moe_intermediate_size": Use("mlp.dim", 1408),
     "shared_expert_intermediate_size": Use("mlp.shared.dim", 5632),
@@ -49,14 +49,14 @@ QWEN2_MOE = Family(
     constants={"mlp.shared_gate": True},
     parts={"mlp": MoE, "mlp.shared": MLP},
     rules=(
-        *parts.EMBED,
-        *parts.ATTENTION,
-        *parts.BEFORE,
-        *parts.EXPERTS,
-        *parts.DENSE,
+        *shared.EMBED,
+        *shared.ATTENTION,
+        *shared.BEFORE,
+        *shared.EXPERTS,
+        *shared.DENSE,
         Rule(SHARED + ".{x}_proj.weight", "layers/{n}/mlp/shared/{x}/weight"),
         Rule(SHARED + "_gate.weight", "layers/{n}/mlp/open/weight"),
     ),
     copies=(TIED_HEAD,),
-    ignored=parts.IGNORED,
+    ignored=shared.IGNORED,
 )

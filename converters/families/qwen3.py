@@ -1,16 +1,16 @@
-"""Qwen 3: norms of queries and keys, no biases."""
+"""Qwen 3: Qwen 2 with QK norms in place of QKV biases."""
 
 from dew.converters.config.fields import Read, Use
 from dew.converters.config.rope import RopeFields
-from dew.converters.families import shared as parts
+from dew.converters.families import shared
 from dew.converters.families.base import TIED_HEAD, Family
 from dew.nn.config import MLP
 
 FIELDS = {
-    **parts.SIZES,
-    **parts.RMS,
-    **parts.LATE_WINDOWS,
-    **parts.ATTENTION_BIAS,
+    **shared.SIZES,
+    **shared.RMS,
+    **shared.LATE_WINDOWS,
+    **shared.ATTENTION_BIAS,
     "rms_norm_eps": Use(("norm.eps", "attention.qk_norm.norm.eps"), 1e-6),
     "vocab_size": Use("vocab", 151936),
     "num_key_value_heads": Use("attention.kv_heads", 32),
@@ -26,12 +26,12 @@ QWEN3 = Family(
     ropes=(RopeFields(),),
     parts={"mlp": MLP},
     rules=(
-        *parts.EMBED,
-        *parts.ATTENTION,
-        *parts.GATED_MLP,
-        *parts.QK_NORM,
-        *parts.BEFORE,
+        *shared.EMBED,
+        *shared.ATTENTION,
+        *shared.GATED_MLP,
+        *shared.QK_NORM,
+        *shared.BEFORE,
     ),
     copies=(TIED_HEAD,),
-    ignored=parts.IGNORED,
+    ignored=shared.IGNORED,
 )

@@ -1,27 +1,27 @@
-"""Qwen 3 with experts."""
+"""Qwen 3 MoE: Qwen 3 with a mixture of experts."""
 
-from dew.converters.config import transforms as readers
+from dew.converters.config import transforms
 from dew.converters.config.fields import Inert, Read, Use
 from dew.converters.config.rope import RopeFields
-from dew.converters.families import shared as parts
+from dew.converters.families import shared
 from dew.converters.families.base import TIED_HEAD, Family
 from dew.nn.activations import ACTIVATIONS
 from dew.nn.config import MLP, MoE
 
 FIELDS = {
-    **parts.SIZES,
-    **parts.GROUPED,
-    **parts.RMS,
-    **parts.ROUTER_LOSS,
-    **parts.ATTENTION_BIAS,
-    **parts.DENSE_LAYERS,
+    **shared.SIZES,
+    **shared.GROUPED,
+    **shared.RMS,
+    **shared.ROUTER_LOSS,
+    **shared.ATTENTION_BIAS,
+    **shared.DENSE_LAYERS,
     "vocab_size": Use("vocab", 151936),
     "hidden_size": Use("embed", 2048),
     "num_hidden_layers": Use("layers", 24),
     "num_key_value_heads": Use("attention.kv_heads", 4),
     "intermediate_size": Use("dense.dim", 6144),
     "hidden_act": Use(
-        ("mlp.activation", "dense.activation"), "silu", among=ACTIVATIONS
+        ("mlp.activation", "dense.activation"), "silu", choices=ACTIVATIONS
     ),
     "moe_intermediate_size": Use("mlp.dim", 768),
     "num_local_experts": Use("mlp.experts", 128),
@@ -32,8 +32,8 @@ FIELDS = {
     "sliding_window": Use(
         "attention.windows",
         4096,
-        read=readers.used_window,
-        beside=("num_hidden_layers", "use_sliding_window"),
+        read=transforms.same_window_if_used,
+        inputs=("num_hidden_layers", "use_sliding_window"),
         nullable=True,
     ),
     # transformers has windows in all layers or none.
@@ -48,13 +48,13 @@ QWEN3_MOE = Family(
     ropes=(RopeFields(),),
     parts={"mlp": MoE, "mlp.shared": MLP},
     rules=(
-        *parts.EMBED,
-        *parts.ATTENTION,
-        *parts.QK_NORM,
-        *parts.BEFORE,
-        *parts.EXPERTS,
-        *parts.DENSE,
+        *shared.EMBED,
+        *shared.ATTENTION,
+        *shared.QK_NORM,
+        *shared.BEFORE,
+        *shared.EXPERTS,
+        *shared.DENSE,
     ),
     copies=(TIED_HEAD,),
-    ignored=parts.IGNORED,
+    ignored=shared.IGNORED,
 )

@@ -1,4 +1,7 @@
-"""Fields and rules that many families share, under the names most of them use."""
+"""Config fields and rules of decoders that many families share.
+
+Names are those of Llama's config and files, which most families use.
+"""
 
 from dew.converters.config.defaults import LateWindows
 from dew.converters.config.fields import Field, Inert, Quotient, Read, Same, Use
@@ -16,46 +19,52 @@ SIZES: dict[str, Field] = {
     ),
     "attention_dropout": Use("attention.dropout", 0.0),
     "intermediate_size": Use("mlp.dim", 11008),
-    "hidden_act": Use("mlp.activation", "silu", among=ACTIVATIONS),
+    "hidden_act": Use("mlp.activation", "silu", choices=ACTIVATIONS),
     "tie_word_embeddings": Use("head.tied", False),
     "initializer_range": Use("init_std", 0.02),
     "max_position_embeddings": Read(2048),
 }
-"""What most decoders state."""
+"""Sizes, dropout and activation, with the defaults of Llama."""
 
 GROUPED: dict[str, Field] = {
     "num_key_value_heads": Use("attention.kv_heads", Same("num_attention_heads"))
 }
-"""Queries that share keys and values."""
+"""Grouped-query attention: several query heads share one key and value head."""
 
 MULTI_HEAD: dict[str, Field] = {
     "num_attention_heads": Use(("attention.heads", "attention.kv_heads"), 32)
 }
-"""Keys and values of its own for each query."""
+"""Multi-head attention: each query head has its own key and value head."""
 
 RMS: dict[str, Field] = {"rms_norm_eps": Use("norm.eps", 1e-6)}
+"""Epsilon of RMSNorm."""
+
 LAYER_NORM: dict[str, Field] = {"layer_norm_eps": Use("norm.eps", 1e-5)}
+"""Epsilon of LayerNorm."""
 
 ATTENTION_BIAS: dict[str, Field] = {
     "attention_bias": Use(("attention.qkv_bias", "attention.out_bias"), False)
 }
+"""One flag for the biases of all four attention matrices."""
+
 MLP_BIAS: dict[str, Field] = {"mlp_bias": Use("mlp.bias", False)}
+"""One flag for the biases of all MLP matrices."""
 
 LATE_WINDOWS: dict[str, Field] = {
     "use_sliding_window": Read(False),
     "sliding_window": Read(4096, nullable=True),
     "max_window_layers": Read(28),
     "layer_types": Use(
-        "attention.windows", LateWindows(), read=windows, beside=("sliding_window",)
+        "attention.windows", LateWindows(), read=windows, inputs=("sliding_window",)
     ),
 }
-"""Windows from some layer on, as Qwen has them."""
+"""Sliding windows from layer `max_window_layers` on, as in Qwen 2."""
 
 ROUTER_LOSS: dict[str, Field] = {
     "output_router_logits": Inert(False),
     "router_aux_loss_coef": Inert(0.001),
 }
-"""Of a training loss that objectives state for themselves."""
+"""Router losses of training: objectives have their own, so they change no logit."""
 
 DENSE_LAYERS: dict[str, Field] = {
     "intermediate_size": Use("dense.dim", 5632),
@@ -64,10 +73,10 @@ DENSE_LAYERS: dict[str, Field] = {
         "dense_layers",
         1,
         read=dense_layers,
-        beside=("mlp_only_layers", "num_hidden_layers"),
+        inputs=("mlp_only_layers", "num_hidden_layers"),
     ),
 }
-"""Layers without experts between those with, as Qwen may have them."""
+"""Dense layers between those with experts, as in Qwen 2 MoE."""
 
 SUMMARY: dict[str, Field] = {
     name: Inert()
@@ -79,7 +88,7 @@ SUMMARY: dict[str, Field] = {
         "summary_use_proj",
     )
 }
-"""Of a head for classification that GPT configs carry along."""
+"""Classification-head options that configs of GPT models carry along."""
 
 GPT_NAMES = {
     "hidden_size": "n_embd",
@@ -87,12 +96,13 @@ GPT_NAMES = {
     "num_attention_heads": "n_head",
     "num_hidden_layers": "n_layer",
 }
-"""New names of GPT's fields, and those that the files have."""
+"""Field names of current transformers, with those that GPT config files have."""
 
 LAYER = "model.layers.{n}."
 ATTN = LAYER + "self_attn."
 
-
+# A rule whose variable a model lacks is skipped, so the bias rules serve families with
+# and without biases alike.
 QKV = (
     *(
         Rule(ATTN + f"{x}_proj.weight", f"layers/{{n}}/attn/{x}/weight", HEADS)
@@ -103,22 +113,34 @@ QKV = (
         for x in "qkv"
     ),
 )
+"""Separate query, key and value matrices, with biases if the model has them."""
+
 ATTENTION = (
     *QKV,
     Rule(ATTN + "o_proj.weight", "layers/{n}/attn/o/weight", FROM_HEADS),
     Rule(ATTN + "o_proj.bias", "layers/{n}/attn/o/bias"),
 )
+"""Separate attention matrices with the output matrix."""
+
 EMBED = (
     Rule("model.embed_tokens.weight", "embed/weight"),
     Rule("model.norm.{kind}", "norm/{kind}"),
     Rule("lm_head.weight", "head/weight"),
 )
+"""Token embedding, final norm and output matrix."""
+
+# Gate, up and down by name: with `{x}_proj` the target would also match the experts'
+# `mlp/router/weight`.
 DENSE = tuple(
     Rule(LAYER + f"mlp.{x}_proj.{{kind}}", f"layers/{{n}}/mlp/{x}/{{kind}}")
     for x in ("gate", "up", "down")
 )
-"""Gated MLPs of the layers without experts, beside those with."""
+"""Gated MLPs of dense layers, in models whose other layers have experts."""
+
 GATED_MLP = (Rule(LAYER + "mlp.{x}_proj.{kind}", "layers/{n}/mlp/{x}/{kind}"),)
+"""Gated MLPs of models without experts."""
+
+# The bar: three variables lie end to end on one stored axis, in the order of the rules.
 FUSED_QKV = (
     *(
         Rule(
@@ -130,6 +152,8 @@ FUSED_QKV = (
     ),
     Rule(ATTN + "o_proj.weight", "layers/{n}/attn/o/weight", FROM_HEADS),
 )
+"""Query, key and value matrices stored as one, and the output matrix."""
+
 FUSED_GATE = (
     *(
         Rule(
@@ -141,20 +165,30 @@ FUSED_GATE = (
     ),
     Rule(LAYER + "mlp.down_proj.weight", "layers/{n}/mlp/down/weight"),
 )
+"""Gate and up matrices stored as one, and the down matrix."""
+
 QK_NORM = (
     Rule(ATTN + "q_norm.weight", "layers/{n}/attn/q_norm/weight"),
     Rule(ATTN + "k_norm.weight", "layers/{n}/attn/k_norm/weight"),
 )
+"""Norms of queries and keys."""
+
 BEFORE = (
     Rule(LAYER + "input_layernorm.{kind}", "layers/{n}/attn_norm/{kind}"),
     Rule(LAYER + "post_attention_layernorm.{kind}", "layers/{n}/mlp_norm/{kind}"),
 )
+"""Norms before attention and before the MLP."""
+
 AFTER = (
     Rule(LAYER + "post_attention_layernorm.weight", "layers/{n}/attn_post_norm/weight"),
     Rule(
         LAYER + "post_feedforward_layernorm.weight", "layers/{n}/mlp_post_norm/weight"
     ),
 )
+"""Norms after attention and after the MLP."""
+
+# `post_attention_layernorm` is the MLP's first norm in BEFORE, but here it is the norm
+# after attention: transformers gave one name two meanings.
 AROUND = (
     Rule(LAYER + "input_layernorm.weight", "layers/{n}/attn_norm/weight"),
     Rule(LAYER + "post_attention_layernorm.weight", "layers/{n}/attn_post_norm/weight"),
@@ -163,6 +197,8 @@ AROUND = (
         LAYER + "post_feedforward_layernorm.weight", "layers/{n}/mlp_post_norm/weight"
     ),
 )
+"""Norms before and after attention and the MLP."""
+
 IGNORED = (ATTN + "rotary_emb.inv_freq",)
 """Buffers that old versions of transformers stored."""
 
@@ -177,4 +213,4 @@ EXPERTS = (
         for x in ("gate", "up", "down")
     ),
 )
-"""Experts stored one by one."""
+"""Router, and experts stored as one tensor each, stacked along `e`."""

@@ -1,4 +1,4 @@
-"""Fields, heads and rules that encoder families share."""
+"""Config fields, heads and rules that encoder families share."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ SIZES: dict[str, Field] = {
         "attention.head_dim", Quotient("hidden_size", "num_attention_heads")
     ),
     "intermediate_size": Use("mlp.dim", 3072),
-    "hidden_act": Use("mlp.activation", "gelu", among=ACTIVATIONS),
+    "hidden_act": Use("mlp.activation", "gelu", choices=ACTIVATIONS),
     "max_position_embeddings": Use("embedding.positions", 512),
     "type_vocab_size": Use("types", 2),
     "layer_norm_eps": Use(("norm.eps", "embedding.norm.eps"), 1e-12),
@@ -26,19 +26,19 @@ SIZES: dict[str, Field] = {
     "position_embedding_type": Only("absolute"),
     "is_decoder": Only(False),
 }
-"""What BERT and those after it state."""
+"""Sizes, dropout and activation, with the defaults of BERT."""
 
 LABELS: dict[str, Field] = {
     "id2label": Read(),
     "num_labels": Read(2, nullable=True),
     "tie_word_embeddings": Read(True),
-    # Dropouts of training that change no logit.
+    # Dropout rates: they change no logit.
     "hidden_dropout_prob": Inert(0.1),
     "classifier_dropout": Inert(),
-    # How memory is saved.
+    # Recomputes activations to save memory.
     "gradient_checkpointing": Inert(False),
 }
-"""What heads read, and what changes nothing."""
+"""Fields that heads read, and training options that change no logit."""
 
 POST_NORM: dict[str, Any] = {
     "norm.kind": "layer",
@@ -51,25 +51,28 @@ POST_NORM: dict[str, Any] = {
     "mlp.bias": True,
     "mlp.gated": False,
 }
-"""Blocks of BERT's kind."""
+"""Blocks with biases, an MLP without a gate, and a norm after each sum."""
 
 MASKED: dict[str, Any] = {
     "readout.dense.normed": True,
     "readout.head.bias": True,
     "readout.head.tied": Same("tie_word_embeddings"),
 }
-"""A masked language model: dense, norm, and the table with a bias."""
+"""Masked-LM head: dense layer, norm, and output matrix with a bias."""
 
 POOLER: dict[str, Any] = {"readout.pool": "first", "readout.dense.activation": "tanh"}
-"""The first position's state through a dense layer."""
+"""Pooler: the first token's hidden state through a dense layer and tanh."""
 
 TEXT_LABELS: dict[str, Any] = {"readout.pool": "first", "readout.labels": NumLabels()}
+"""Head of a text classifier, on the first token's hidden state."""
+
 TOKEN_LABELS: dict[str, Any] = {"readout.labels": NumLabels()}
+"""Head of a token classifier, on every hidden state."""
 
 
 def spellings(prefix: str) -> tuple[Prefix, ...]:
-    """With the prefix and without, and with the norms' old names."""
-    # Tensorflow's, which transformers still reads.
+    """Stored names with the prefix or without, each with the norms' old names too."""
+    # Checkpoints from TensorFlow have gamma and beta, which transformers still reads.
     norm = "LayerNorm."
     old = ((norm + "weight", norm + "gamma"), (norm + "bias", norm + "beta"))
     return (
@@ -80,8 +83,10 @@ def spellings(prefix: str) -> tuple[Prefix, ...]:
     )
 
 
-def tied(weight: str, *classes: str, bias: str | None = None) -> tuple[Copy, ...]:
-    """The table that repeats the embedding, and a bias that repeats another."""
+def tied_copies(
+    weight: str, *classes: str, bias: str | None = None
+) -> tuple[Copy, ...]:
+    """Copies in a tied head: its matrix, and a second name of its bias if given."""
     flag = "tie_word_embeddings"
     pairs = [(weight, "embed/weight")]
     if bias is not None:
@@ -92,13 +97,13 @@ def tied(weight: str, *classes: str, bias: str | None = None) -> tuple[Copy, ...
     )
 
 
-def both(source: str, target: str) -> tuple[Rule, ...]:
-    """The rules of a weight and a bias."""
+def affine(source: str, target: str) -> tuple[Rule, ...]:
+    """Rules of the weight and bias of a linear map or a norm."""
     return tuple(Rule(f"{source}.{k}", f"{target}/{k}") for k in ("weight", "bias"))
 
 
 def heads(source: str, target: str) -> tuple[Rule, ...]:
-    """The rules of a linear map to the heads."""
+    """Rules of a linear map from hidden states to heads."""
     return (
         Rule(f"{source}.weight", f"{target}/weight", HEADS),
         Rule(f"{source}.bias", f"{target}/bias", HEADS_BIAS),
@@ -106,7 +111,7 @@ def heads(source: str, target: str) -> tuple[Rule, ...]:
 
 
 def from_heads(source: str, target: str) -> tuple[Rule, ...]:
-    """The rules of a linear map from the heads."""
+    """Rules of a linear map from heads to hidden states."""
     return (
         Rule(f"{source}.weight", f"{target}/weight", FROM_HEADS),
         Rule(f"{source}.bias", f"{target}/bias"),
@@ -114,34 +119,34 @@ def from_heads(source: str, target: str) -> tuple[Rule, ...]:
 
 
 def embeddings(prefix: str) -> tuple[Rule, ...]:
-    """The rules of BERT's embeddings."""
+    """Rules of BERT's token, position and type embeddings and their norm."""
     at = f"{prefix}embeddings."
     return (
         Rule(at + "word_embeddings.weight", "embed/weight"),
         Rule(at + "position_embeddings.weight", "positions/weight"),
         Rule(at + "token_type_embeddings.weight", "types/weight"),
-        *both(at + "LayerNorm", "embed_norm"),
+        *affine(at + "LayerNorm", "embed_norm"),
     )
 
 
-def one_bias(source: str) -> tuple[Rule, ...]:
-    """The rules of a head whose bias is the same tensor, be its table tied or not."""
+def one_bias_head(source: str) -> tuple[Rule, ...]:
+    """Rules of an output head whose bias has one stored name, tied or not."""
     return (
         Rule(f"{source}.bias", "head/vocab_tied/bias"),
-        *both(source, "head/vocab_own"),
+        *affine(source, "head/vocab_own"),
     )
 
 
 def blocks(prefix: str) -> tuple[Rule, ...]:
-    """The rules of BERT's blocks."""
+    """Rules of BERT's blocks: attention, MLP and their norms."""
     at, to = f"{prefix}encoder.layer.{{n}}.", "layers/{n}/"
     return (
         *heads(at + "attention.self.query", to + "attn/q"),
         *heads(at + "attention.self.key", to + "attn/k"),
         *heads(at + "attention.self.value", to + "attn/v"),
         *from_heads(at + "attention.output.dense", to + "attn/o"),
-        *both(at + "attention.output.LayerNorm", to + "attn_norm"),
-        *both(at + "intermediate.dense", to + "mlp/up"),
-        *both(at + "output.dense", to + "mlp/down"),
-        *both(at + "output.LayerNorm", to + "mlp_norm"),
+        *affine(at + "attention.output.LayerNorm", to + "attn_norm"),
+        *affine(at + "intermediate.dense", to + "mlp/up"),
+        *affine(at + "output.dense", to + "mlp/down"),
+        *affine(at + "output.LayerNorm", to + "mlp_norm"),
     )

@@ -1,18 +1,18 @@
-"""SmolLM3: Llama whose every fourth layer does not turn."""
+"""SmolLM3: Llama with no RoPE in every fourth layer."""
 
 from dew.converters.config.defaults import NoRopeWindows, RopeLayers
 from dew.converters.config.fields import Read, Use
 from dew.converters.config.rope import RopeFields
 from dew.converters.config.transforms import no_rope_layers, windows
-from dew.converters.families import shared as parts
+from dew.converters.families import shared
 from dew.converters.families.base import TIED_HEAD, Family
 from dew.nn.config import MLP
 
 FIELDS = {
-    **parts.SIZES,
-    **parts.RMS,
-    **parts.ATTENTION_BIAS,
-    **parts.MLP_BIAS,
+    **shared.SIZES,
+    **shared.RMS,
+    **shared.ATTENTION_BIAS,
+    **shared.MLP_BIAS,
     "vocab_size": Use("vocab", 128256),
     "hidden_size": Use("embed", 2048),
     "num_hidden_layers": Use("layers", 36),
@@ -32,7 +32,7 @@ FIELDS = {
         "attention.windows",
         NoRopeWindows("no_rope_layers"),
         read=windows,
-        beside=("sliding_window",),
+        inputs=("sliding_window",),
     ),
 }
 
@@ -42,7 +42,7 @@ SMOLLM3 = Family(
     fields=FIELDS,
     ropes=(RopeFields(theta=2_000_000.0),),
     parts={"mlp": MLP},
-    rules=(*parts.EMBED, *parts.ATTENTION, *parts.GATED_MLP, *parts.BEFORE),
+    rules=(*shared.EMBED, *shared.ATTENTION, *shared.GATED_MLP, *shared.BEFORE),
     copies=(TIED_HEAD,),
-    ignored=parts.IGNORED,
+    ignored=shared.IGNORED,
 )

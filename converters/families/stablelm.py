@@ -1,17 +1,17 @@
-"""StableLM 2: layer norms, part of each head turns, maybe parallel."""
+"""StableLM 2: LayerNorm, partial RoPE, optional parallel residual."""
 
 from dew.converters.config.fields import Inert, Read, Use
 from dew.converters.config.rope import RopeFields
 from dew.converters.config.transforms import layer_qk_norm_each
-from dew.converters.families import shared as parts
+from dew.converters.families import shared
 from dew.converters.families.base import TIED_HEAD, Family
 from dew.converters.mapping.rules import Rule
 from dew.nn.config import MLP
 
 Q_NORM, K_NORM = "layers/{n}/attn/q_norm/weight", "layers/{n}/attn/k_norm/weight"
 FIELDS = {
-    **parts.SIZES,
-    **parts.LAYER_NORM,
+    **shared.SIZES,
+    **shared.LAYER_NORM,
     "vocab_size": Use("vocab", 50304),
     "hidden_size": Use("embed", 2560),
     "intermediate_size": Use("mlp.dim", 6912),
@@ -22,10 +22,10 @@ FIELDS = {
         "attention.qk_norm",
         False,
         read=layer_qk_norm_each,
-        beside=("layer_norm_eps",),
+        inputs=("layer_norm_eps",),
     ),
     "use_parallel_residual": Use(("residual.parallel", "residual.shared"), False),
-    # Of training: it changes no logit.
+    # A training option: it changes no logit.
     "hidden_dropout": Inert(0.0),
 }
 
@@ -37,13 +37,13 @@ STABLELM = Family(
     parts={"mlp": MLP},
     constants={"norm.kind": "layer", "norm.bias": True},
     rules=(
-        *parts.EMBED,
-        *parts.ATTENTION,
-        *parts.GATED_MLP,
-        *parts.BEFORE,
-        Rule(parts.ATTN + "q_layernorm.norms.{h}.weight", Q_NORM, "dim -> h dim"),
-        Rule(parts.ATTN + "k_layernorm.norms.{h}.weight", K_NORM, "dim -> h dim"),
+        *shared.EMBED,
+        *shared.ATTENTION,
+        *shared.GATED_MLP,
+        *shared.BEFORE,
+        Rule(shared.ATTN + "q_layernorm.norms.{h}.weight", Q_NORM, "dim -> h dim"),
+        Rule(shared.ATTN + "k_layernorm.norms.{h}.weight", K_NORM, "dim -> h dim"),
     ),
     copies=(TIED_HEAD,),
-    ignored=parts.IGNORED,
+    ignored=shared.IGNORED,
 )

@@ -18,7 +18,7 @@ from dew.converters.errors import brief, nearest
 from dew.converters.load import family_of
 from dew.converters.lora.config import ALL_LINEAR, Lora, matches
 from dew.converters.mapping.build import build_table
-from dew.converters.mapping.table import Piece, Table, shown
+from dew.converters.mapping.table import Piece, Table, rule_path
 from dew.converters.pretrained import Pretrained
 from dew.nn.block import Scanned
 from dew.nn.lora import Adapter, Site, is_factor, merged, sites, with_adapters
@@ -311,9 +311,9 @@ class _Choice:
             for line in brief(stacked)
         ]
         for copy in self._table.copies:
-            origin = shown(self._table.sources[copy][0].target)
+            origin = rule_path(self._table.sources[copy][0].target)
             held = [n for n in found if n not in self._table.copies]
-            owners = {shown(p.target) for n in held for p in self._table.sources[n]}
+            owners = {rule_path(p.target) for n in held for p in self._table.sources[n]}
             if origin in owners and copy not in found:
                 found.append(copy)
             elif copy in found and origin not in owners:

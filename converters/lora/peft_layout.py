@@ -71,11 +71,11 @@ def _stacked(blocks: Sequence[tuple[Piece, np.ndarray]]) -> np.ndarray:
     rank = values.shape[-1]
     shared = first.layout.shared_axis
     if shared is None:
-        return first.take(values, whole=False).reshape(-1, rank)
+        return first.take(values).reshape(-1, rank)
     outer = math.prod(first.sizes[name] for name in first.layout.outer)
     found = np.zeros((outer, first.total, rank), values.dtype)
     for piece, values in blocks:
-        found[:, piece.start : piece.stop] = piece.take(values, whole=False)
+        found[:, piece.start : piece.stop] = piece.take(values)
     return found.reshape(-1, rank)
 
 

@@ -1,4 +1,4 @@
-"""Building a table: every variable of a model finds its rule, or is named."""
+"""Builds the table of a model: one rule for each variable, or an error."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -7,7 +7,7 @@ import numpy as np
 
 from dew.converters.mapping.layout import Layout
 from dew.converters.mapping.rules import HOLE, Rule
-from dew.converters.mapping.table import Piece, Table, same_axes, shown
+from dew.converters.mapping.table import Piece, Table, rule_path, same_axes
 from dew.typing import Path
 
 
@@ -18,10 +18,11 @@ def build_table(
     copies: Sequence[Rule] = (),
     ignored: tuple[str, ...] = (),
 ) -> Table:
-    """Matches rules with the variables of a model.
+    """Matches rules with the variables of a model, given by path and shape.
 
-    Rules and copies whose variable this model lacks (a bias, say) say nothing about it.
-    `copies` are stored tensors that repeat a variable.
+    Rules and copies whose variable the model lacks (for example a bias) are skipped.
+    `copies` are stored tensors that repeat a variable, `ignored` names of stored
+    tensors without effect.
 
     Raises:
         ValueError: a variable has no rule or more than one, or rules that name the
@@ -29,9 +30,11 @@ def build_table(
     """
     draft = _Draft(variables)
     matched = [match for path in variables for match in draft.matches(path, rules)]
-    # Tensors that variables share are cut in the order of the rules.
+    # Variables that share a tensor are cut from it in the order of the rules, which may
+    # differ from the order in which the model lists its variables.
     for i, path, binding in sorted(matched, key=lambda match: match[0]):
         draft.add(rules[i], path, binding)
+    # Copies come after the rules: they add stored tensors, never a variable's owner.
     for copy in copies:
         path = ("params", *copy.target.split("/"))
         if path in variables:
@@ -39,8 +42,9 @@ def build_table(
     draft.check_shared()
     if draft.faults:
         raise ValueError("the rules do not fit the model: " + "; ".join(draft.faults))
-    sources, shapes = draft.placed()
+    sources, shapes = draft.sized_pieces()
     targets: dict[Path, tuple[Piece, ...]] = {}
+    # A variable is read from its owners alone: a copy may be absent from the file.
     for name, pieces in sources.items():
         if name not in draft.copies:
             for piece in pieces:
@@ -57,7 +61,7 @@ def build_table(
 
 @dataclass
 class _Draft:
-    """A table while it is being built."""
+    """Pieces and faults of a table while it is built."""
 
     variables: Mapping[Path, tuple[int, ...]]
     pieces: dict[str, list[Piece]] = field(default_factory=dict)
@@ -67,8 +71,8 @@ class _Draft:
     def matches(
         self, path: Path, rules: Sequence[Rule]
     ) -> list[tuple[int, Path, dict[str, str]]]:
-        """Finds the rule of one variable: its place, and what its braces stand for."""
-        name = shown(path)
+        """Finds the rule of one variable: its index, and the value of each brace."""
+        name = rule_path(path)
         bound = [
             (i, path, binding)
             for i, rule in enumerate(rules)
@@ -77,8 +81,8 @@ class _Draft:
         if not bound:
             self.faults.append(f"{name} has no rule")
         elif len(bound) > 1:
-            named = ", ".join(rules[i].source for i, _, _ in bound)
-            self.faults.append(f"{name} has {len(bound)} rules: {named}")
+            sources = ", ".join(rules[i].source for i, _, _ in bound)
+            self.faults.append(f"{name} has {len(bound)} rules: {sources}")
         return bound[:1]
 
     def add(
@@ -90,19 +94,21 @@ class _Draft:
         source = rule.source
         for name, number in binding.items():
             source = source.replace("{" + name + "}", number)
+        # Braces that the variable's path does not fill number the entries of one of its
+        # axes: one stored tensor for each expert.
         free = HOLE.findall(source)
         if not free:
             self._place(source, path, layout)
         elif len(free) == 1 and (free[0],) in layout.variable_axes:
             axis = layout.variable_axes.index((free[0],))
-            inner = layout.without(free[0])
+            inner = layout.drop_axis(free[0])
             for entry in range(shape[axis]):
-                named = source.replace("{" + free[0] + "}", str(entry))
-                self._place(named, path, inner, entry, axis)
+                one = source.replace("{" + free[0] + "}", str(entry))
+                self._place(one, path, inner, entry, axis)
         else:
             self.faults.append(
-                f"{rule.source} leaves {', '.join(free)} open: a name in braces stands "
-                f"in {rule.target!r} too, or is one axis of its layout"
+                f"{rule.source} leaves {', '.join(free)} open: a name in braces must "
+                f"be in {rule.target!r} too, or be one axis of its layout"
             )
         if is_copy:
             self.copies.add(source)
@@ -127,22 +133,22 @@ class _Draft:
             if len(pieces) > 1 and (
                 len(kinds) > 1 or pieces[0].layout.shared_axis is None
             ):
-                named = ", ".join(shown(p.target) for p in pieces)
+                targets = ", ".join(rule_path(p.target) for p in pieces)
                 self.faults.append(
-                    f"{source} is read for {named}, whose layouts do not mark one "
+                    f"{source} is read for {targets}, whose layouts do not mark one "
                     "shared axis with the same bar"
                 )
 
-    def placed(
+    def sized_pieces(
         self,
     ) -> tuple[dict[str, tuple[Piece, ...]], dict[str, tuple[int, ...]]]:
-        """Works out sizes, runs and stored shapes."""
+        """Returns the pieces with sizes and runs, and the shapes of stored tensors."""
         sources, shapes = {}, {}
         for source, pieces in self.pieces.items():
-            sources[source], shapes[source] = self._runs(pieces)
+            sources[source], shapes[source] = self._sized_runs(pieces)
         return sources, shapes
 
-    def _runs(
+    def _sized_runs(
         self, pieces: Sequence[Piece]
     ) -> tuple[tuple[Piece, ...], tuple[int, ...]]:
         outer = self._outer_sizes(pieces)
@@ -153,6 +159,8 @@ class _Draft:
         shared = sized[0].layout.shared_axis
         if shared is None:
             return tuple(sized), blocks[0]
+        # A block has two axes for the shared one: the names before the bar, equal in
+        # all pieces, and this piece's run, whose lengths add up.
         lengths = [block[shared + 1] for block in blocks]
         total = sum(lengths)
         stops = np.cumsum(lengths).tolist()
@@ -165,7 +173,7 @@ class _Draft:
         return runs, shape
 
     def _outer_sizes(self, pieces: Sequence[Piece]) -> dict[str, int]:
-        """The names before the bar, as any of the variables settles them."""
+        """Sizes of the names before the bar, from whichever variable has them alone."""
         return {
             axis[0]: size
             for p in pieces

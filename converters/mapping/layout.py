@@ -1,11 +1,11 @@
-"""How one stored tensor lies in a variable: an einops pattern, read in both directions.
+"""Layout of a stored tensor in a variable: an einops pattern, read both ways.
 
     "(heads dim) embed -> heads dim embed"
 
-says that the file's first axis is heads by dim. One mark is added to einops' own: in
-`(kv | dim)` the bar says that several variables share the axis, each taking, for every
-`kv`, a run of its own size. So `(| heads dim) embed` is one of several blocks laid end
-to end, and `(mlp |)` one of several that alternate.
+reads a matrix whose rows are heads by dim. One mark is added to einops' own: a bar, as
+in `(kv | dim)`, marks an axis that several variables share, each with a run of its own
+size for every `kv`. So `(| heads dim) embed` is one of several blocks laid end to end,
+and `(mlp |)` one of several that alternate.
 """
 
 import math
@@ -18,14 +18,14 @@ import numpy as np
 from einops import rearrange
 
 Axis = tuple[str, ...]
-"""The names multiplied together in one axis."""
+"""Names that are multiplied together in one axis."""
 
 _ATOM = re.compile(r"\(([^()]*)\)|([A-Za-z_]\w*)")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A pattern `stored -> variable`."""
+    """Layout of one stored tensor in one variable, as `stored -> variable`."""
 
     pattern: str
 
@@ -37,8 +37,8 @@ class Layout:
                 f"a layout reads 'stored -> variable', got {self.pattern!r}"
             )
         stored, variable = (
-            [group if group is not None else name for group, name in found]
-            for found in (
+            [group if group is not None else name for group, name in atoms]
+            for atoms in (
                 [(m.group(1), m.group(2)) for m in _ATOM.finditer(side)]
                 for side in sides
             )
@@ -47,7 +47,7 @@ class Layout:
 
     @cached_property
     def shared_axis(self) -> int | None:
-        """The stored axis that carries the bar."""
+        """Index of the stored axis with the bar, or None."""
         marked = [i for i, axis in enumerate(self._sides[0]) if "|" in axis]
         if len(marked) > 1:
             raise ValueError(
@@ -58,26 +58,30 @@ class Layout:
 
     @property
     def variable_axes(self) -> list[Axis]:
-        """The variable's axes, each as the names it multiplies."""
+        """Axes of the variable, each as the names that it multiplies."""
         return [tuple(axis.split()) for axis in self._sides[1]]
 
-    def without(self, name: str) -> "Layout":
-        """The layout of one entry of the variable's axis `name`."""
+    def drop_axis(self, name: str) -> "Layout":
+        """Returns the layout of one entry of the variable's axis `name`."""
         stored, variable = self.pattern.split("->")
-        kept = [token for token in variable.split() if token != name]
-        return Layout(f"{stored}-> {' '.join(kept)}")
+        tokens = [token for token in variable.split() if token != name]
+        return Layout(f"{stored}-> {' '.join(tokens)}")
 
     @property
     def outer(self) -> Axis:
-        """The names before the bar, which all variables on the axis share."""
+        """Names before the bar, whose sizes all variables on the axis share."""
         if self.shared_axis is None:
             return ()
         return tuple(self._sides[0][self.shared_axis].split("|")[0].split())
 
-    def sizes(self, shape: Sequence[int], known: Mapping[str, int]) -> dict[str, int]:
+    def sizes(self, shape: Sequence[int], outer: Mapping[str, int]) -> dict[str, int]:
         """Returns the size of every name, from the variable's shape.
 
-        `known` settles an axis that multiplies several names.
+        `outer` has the sizes of names before the bar, which settle an axis that
+        multiplies several names.
+
+        Raises:
+            ValueError: the shape does not fit, or leaves a size open.
         """
         axes = self.variable_axes
         if len(axes) != len(shape):
@@ -85,35 +89,37 @@ class Layout:
                 f"layout {self.pattern!r} makes a variable of {len(axes)} axes, but it "
                 f"has shape {tuple(shape)}"
             )
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
+        # Axes of one name first: they settle names that a product shares with them.
         for axis, size in zip(axes, shape, strict=True):
             if len(axis) == 1:
-                found[axis[0]] = size
+                sizes[axis[0]] = size
         for axis, size in zip(axes, shape, strict=True):
-            unknown = [name for name in axis if name not in {**known, **found}]
-            rest = math.prod({**known, **found}[n] for n in axis if n not in unknown)
+            unknown = [name for name in axis if name not in {**outer, **sizes}]
+            rest = math.prod({**outer, **sizes}[n] for n in axis if n not in unknown)
             if len(unknown) == 1 and rest and size % rest == 0:
-                found[unknown[0]] = size // rest
+                sizes[unknown[0]] = size // rest
             elif unknown or rest != size:
                 raise ValueError(
                     f"layout {self.pattern!r} does not fit a variable of shape "
                     f"{tuple(shape)}: {' · '.join(axis) or '1'} is not {size}"
                 )
-        return {**{name: known[name] for name in self.outer if name in known}, **found}
+        return {**{name: outer[name] for name in self.outer if name in outer}, **sizes}
 
     def stored_outputs(self, outputs: int) -> list[bool]:
-        """Says of each stored axis whether it is of the variable's first `outputs`."""
+        """Whether each stored axis belongs to the variable's first `outputs` axes."""
         outs = {name for axis in self.variable_axes[:outputs] for name in axis}
         return [set(axis.replace("|", " ").split()) <= outs for axis in self._sides[0]]
 
     def factors(self, outputs: int, inner: str) -> tuple["Layout", "Layout"]:
-        """The layouts of a low-rank matrix of this form, of B A in place of W.
+        """Layouts of the low-rank factors A and B, where B A has this matrix's form.
 
-        A is stored [inner, inputs] and B [outputs, inner], whichever way W lies.
+        A is stored [inner, inputs] and B [outputs, inner], whether or not this matrix
+        is stored input-first.
 
         Args:
-            outputs: how many axes of the variable, from the first, are outputs.
-            inner: a name for the new axis, which this layout lacks.
+            outputs: number of the variable's leading axes that are outputs.
+            inner: name of the new axis, which this layout must not have.
         """
         sides: dict[bool, list[str]] = {True: [], False: []}
         for axis, is_output in zip(
@@ -122,7 +128,7 @@ class Layout:
             sides[is_output].append(f"({axis})")
         if [len(side) for side in sides.values()] != [1, 1] or "|" in sides[False][0]:
             raise ValueError(
-                f"layout {self.pattern!r} is no matrix of outputs and inputs apart"
+                f"layout {self.pattern!r} is not a matrix with outputs and inputs apart"
             )
         out, into = (
             " ".join(f"({' '.join(axis)})" for axis in axes)
@@ -134,9 +140,9 @@ class Layout:
         )
 
     def block(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """The shape of this variable's share of the stored tensor.
+        """Shape of this variable's share of the stored tensor.
 
-        A shared axis counts as two: the names before the bar, and the rest.
+        A shared axis counts as two: the names before the bar, and those after it.
         """
         shape: list[int] = []
         for axis in self._split_axes():
@@ -144,14 +150,14 @@ class Layout:
         return tuple(shape)
 
     def to_variable(self, block: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
-        """Reads the block as the variable; a view wherever strides allow it."""
+        """Rearranges the block to the variable; a view wherever strides allow it."""
         left, right = self._einops()
-        return rearrange(block, f"{left} -> {right}", **self._needed(sizes))
+        return rearrange(block, f"{left} -> {right}", **self._pattern_sizes(sizes))
 
     def to_block(self, variable: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
-        """Reads the variable as the block: the pattern backwards."""
+        """Rearranges the variable to the block: the pattern read backwards."""
         left, right = self._einops()
-        return rearrange(variable, f"{right} -> {left}", **self._needed(sizes))
+        return rearrange(variable, f"{right} -> {left}", **self._pattern_sizes(sizes))
 
     def _split_axes(self) -> list[str]:
         axes: list[str] = []
@@ -164,6 +170,6 @@ class Layout:
         right = " ".join(f"({' '.join(axis)})" for axis in self.variable_axes)
         return left, right
 
-    def _needed(self, sizes: Mapping[str, int]) -> dict[str, int]:
+    def _pattern_sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
         names = {name for axis in self.variable_axes for name in axis}
         return {name: size for name, size in sizes.items() if name in names}

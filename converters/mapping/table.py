@@ -1,7 +1,7 @@
-"""Every stored tensor and every variable of one model: what rules and a model make.
+"""Table of the stored tensors and variables of one model, to read and to write.
 
-A table reads variables out of stored tensors and writes them back. Rules become one in
-`dew.converters.mapping.build`; a lowered model's is plain.
+`dew.converters.mapping.build` makes one from rules and a model. `plain_table` makes
+that of a lowered model, whose variables have the axes of the stored tensors.
 """
 
 import math
@@ -18,16 +18,26 @@ from dew.converters.mapping.rules import template_pattern
 from dew.typing import Path
 
 Index = tuple[slice, ...]
-"""The part of a variable that one device holds."""
+"""Part of a variable, one slice for each axis, as one device holds it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
     """One stored tensor's part in one variable.
 
-    `entry` is the place on the variable's `axis` that the tensor fills, None where it
-    fills all. `start` and `stop` bound its run on a shared axis of `total`. `window` is
-    the part of the variable, or of that entry, that the tensor fills; None is all.
+    Attributes:
+        source: name of the stored tensor.
+        target: path of the variable.
+        layout: layout of the tensor in the variable, or in its entry.
+        sizes: size of every name of the layout.
+        entry: index on the variable's `axis` that the tensor fills; None if it fills
+            the variable.
+        axis: axis that `entry` is an index of.
+        start: start of this variable's run on the shared axis.
+        stop: end of that run.
+        total: length of all runs together.
+        window: part of the variable, or of its entry, that the tensor fills; None is
+            all of it.
     """
 
     source: str
@@ -42,7 +52,7 @@ class Piece:
     window: Index | None = None
 
     def read(self, stored: np.ndarray) -> np.ndarray:
-        """Returns this variable's part of the stored tensor; a view where it can be."""
+        """Returns this variable's part of the stored tensor; a view where possible."""
         shared = self.layout.shared_axis
         if shared is not None:
             outer = math.prod(self.sizes[name] for name in self.layout.outer)
@@ -54,13 +64,11 @@ class Piece:
             stored = stored[(slice(None),) * (shared + 1) + (run,)]
         return self.layout.to_variable(stored, self.sizes)
 
-    def take(self, variable: np.ndarray, *, whole: bool) -> np.ndarray:
-        """Returns the block of the stored tensor that the variable gives back.
+    def take(self, variable: np.ndarray) -> np.ndarray:
+        """Returns the block of the stored tensor that the variable fills.
 
-        `whole` says that the variable is all of it and not this piece's entry.
+        `variable` is this piece's entry alone if it has one.
         """
-        if whole and self.entry is not None:
-            variable = variable[(slice(None),) * self.axis + (self.entry,)]
         if self.window is not None:
             variable = variable[self.window]
         return self.layout.to_block(variable, self.sizes)
@@ -68,10 +76,15 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Every stored tensor and every variable of one model, and how they meet.
+    """All stored tensors and all variables of one model, joined by pieces.
 
-    `shapes` are those of the stored tensors; `copies` name stored tensors that repeat
-    a variable another one gives.
+    Attributes:
+        sources: pieces by stored tensor, in the order of their runs.
+        targets: pieces by variable, in the order of their entries.
+        shapes: shapes of the stored tensors.
+        variables: shapes of the variables.
+        copies: names of stored tensors that repeat another one's variable.
+        ignored: names of stored tensors without effect, with braces.
     """
 
     sources: Mapping[str, tuple[Piece, ...]]
@@ -86,43 +99,50 @@ class Table:
         return [template_pattern(name) for name in self.ignored]
 
     def ignores(self, name: str) -> bool:
-        """Whether the stored tensor is known to mean nothing."""
+        """Whether a stored tensor is one of those without effect."""
         return any(p.fullmatch(name) for p in self._ignored_patterns)
 
     def read(
         self, target: Path, stored: Callable[[str], np.ndarray], index: Index
     ) -> np.ndarray:
-        """Returns the part `index` of a variable, looking only at what it needs."""
+        """Returns the part `index` of a variable, reading only the tensors it needs.
+
+        `stored` returns a tensor by name; it may be a memory map.
+        """
         pieces = self.targets[target]
         # With the dots a variable without axes stays an array.
         if pieces[0].window is not None:
-            return self._joined(target, stored)[*index, ...]
+            return self._from_windows(target, stored)[*index, ...]
         if pieces[0].entry is None:
             return pieces[0].read(stored(pieces[0].source))[*index, ...]
+        # Stacked entries: only those in the device's slice of the axis are read, so a
+        # shard of the experts costs that many experts' bytes.
         axis = pieces[0].axis
         rest = index[:axis] + index[axis + 1 :]
-        chosen = pieces[index[axis]] if index else pieces
-        parts = [piece.read(stored(piece.source))[rest] for piece in chosen]
+        in_slice = pieces[index[axis]] if index else pieces
+        parts = [piece.read(stored(piece.source))[rest] for piece in in_slice]
         return np.stack(parts, axis=axis)
 
-    def _joined(self, target: Path, stored: Callable[[str], np.ndarray]) -> np.ndarray:
-        """Returns a variable of which each stored tensor fills a window."""
+    def _from_windows(
+        self, target: Path, stored: Callable[[str], np.ndarray]
+    ) -> np.ndarray:
+        """Returns a variable of which each stored tensor fills one window."""
         pieces = self.targets[target]
         first = stored(pieces[0].source)
-        whole = np.empty(self.variables[target], first.dtype)
+        variable = np.empty(self.variables[target], first.dtype)
         for piece in pieces:
             at = (slice(None),) * piece.axis + (piece.entry,)
-            part = whole if piece.entry is None else whole[at]
+            part = variable if piece.entry is None else variable[at]
             part[piece.window] = piece.read(stored(piece.source))
-        return whole
+        return variable
 
     def write(self, source: str, variable: Callable[[Piece], np.ndarray]) -> np.ndarray:
-        """Returns the stored tensor, from what `variable` gives for its pieces.
+        """Returns a stored tensor, from the values of its pieces.
 
-        A piece with an `entry` is given that entry alone.
+        `variable` returns the variable of a piece, or its entry alone if it has one.
         """
         pieces = self.sources[source]
-        blocks = [piece.take(variable(piece), whole=False) for piece in pieces]
+        blocks = [piece.take(variable(piece)) for piece in pieces]
         shared = pieces[0].layout.shared_axis
         block = blocks[0]
         if shared is not None:
@@ -131,7 +151,10 @@ class Table:
 
 
 def plain_table(variables: Mapping[str, tuple[Path, tuple[int, ...]]]) -> Table:
-    """Builds the table of a model whose variables lie as they are stored."""
+    """Builds the table of a model whose variables have the stored axes.
+
+    `variables` has the path and shape of each variable by its stored name.
+    """
     pieces = {
         name: Piece(source=name, target=path, layout=same_axes(len(shape)), sizes=sizes)
         for name, (path, shape) in variables.items()
@@ -145,8 +168,8 @@ def plain_table(variables: Mapping[str, tuple[Path, tuple[int, ...]]]) -> Table:
     )
 
 
-def joined(one: Table, other: Table) -> Table:
-    """Puts together the tables of two sets of tensors and variables."""
+def join_tables(one: Table, other: Table) -> Table:
+    """Joins the tables of two disjoint sets of tensors and variables."""
     return Table(
         sources={**one.sources, **other.sources},
         targets={**one.targets, **other.targets},
@@ -158,34 +181,38 @@ def joined(one: Table, other: Table) -> Table:
 
 
 def same_axes(rank: int) -> Layout:
-    """The layout of a tensor that lies in the variable as it is stored."""
+    """Returns the layout of a tensor whose axes are those of the variable."""
     axes = " ".join(f"a{i}" for i in range(rank))
     return Layout(f"{axes} -> {axes}")
 
 
-def shown(path: Path) -> str:
-    """Writes a variable's path as rules do: without `params/`."""
+def rule_path(path: Path) -> str:
+    """Returns a variable's path as rules write it: without `params/`."""
     return "/".join(path[1:] if path[:1] == ("params",) else path)
 
 
 def name_faults(
-    table: Table, found: Mapping[str, tuple[int, ...]], alternatives: str
+    table: Table, shapes: Mapping[str, tuple[int, ...]], alternatives: str
 ) -> list[str]:
-    """Lists missing, unexpected and mis-shaped stored tensors, with nearest names."""
-    missing = [name for name in table.sources if name not in found]
+    """Lists missing, unexpected and mis-shaped stored tensors, with nearest names.
+
+    `shapes` are those in the file; `alternatives` is a line for the case that names
+    are both missing and unexpected.
+    """
+    missing = [name for name in table.sources if name not in shapes]
     missing = [name for name in missing if name not in table.copies]
     extra = [
-        name for name in found if name not in table.sources and not table.ignores(name)
+        name for name in shapes if name not in table.sources and not table.ignores(name)
     ]
     faults = [f"missing: {line}" for line in brief(missing)]
     faults += [
         f"unexpected: {line}" for line in brief(extra, near=missing or [*table.sources])
     ]
     faults += [
-        f"mis-shaped: {name} is {list(found[name])} in the file, and the model wants "
+        f"mis-shaped: {name} is {list(shapes[name])} in the file, and the model wants "
         f"{list(shape)}"
         for name, shape in table.shapes.items()
-        if name in found and found[name] != shape
+        if name in shapes and shapes[name] != shape
     ]
     if missing and extra and alternatives:
         faults.append(alternatives)

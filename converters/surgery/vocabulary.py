@@ -24,7 +24,7 @@ from dew.converters.folder.safetensors import Spec, write_file
 from dew.converters.folder.weights import INDEX
 from dew.converters.load import family_of
 from dew.converters.lora.adapters import Adapted
-from dew.converters.mapping.table import shown
+from dew.converters.mapping.table import rule_path
 from dew.converters.pretrained import Pretrained
 from dew.nn.decoder import Decoder
 from dew.tree import flatten, unflatten
@@ -40,7 +40,7 @@ TOKEN_ROWS = (
 
 def has_token_rows(path: Path) -> bool:
     """Accepts the variables that have a row for each token."""
-    return shown(path) in TOKEN_ROWS
+    return rule_path(path) in TOKEN_ROWS
 
 
 def extend_vocabulary(

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 import dew
 from dew.converters.families import FAMILIES
 from dew.converters.mapping.build import build_table
-from dew.converters.mapping.table import shown
+from dew.converters.mapping.table import rule_path
 from tests.converters.families.decoders import TINY
 from tests.converters.families.measure import model_of
 from tests.support import hf_models as hf
@@ -87,7 +87,7 @@ def test_a_rule_too_few_or_too_many_fails_when_the_table_is_built(
     rules = FAMILIES[family].rules
     table = dew.load(saved(family, tmp_path)).table
     assert table is not None
-    targets = [shown(path) for path in table.variables]
+    targets = [rule_path(path) for path in table.variables]
     for i, rule in enumerate(rules):
         bound = [target for target in targets if rule.binds(target) is not None]
         for target in bound[:1]:
