@@ -55,7 +55,7 @@ def attention(config: Any) -> str:
         "latent": a.latent,
         "windows": a.windows,
         "biases": a.qkv_bias,
-        f"q/k norm ({a.qk_norm.over if a.qk_norm else ''})": a.qk_norm,
+        f"q/k norm ({a.qk_norm.shared_by if a.qk_norm else ''})": a.qk_norm,
         "sinks": a.sinks,
         "cap": a.softcap,
         "clip": a.clip,
