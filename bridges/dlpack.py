@@ -48,7 +48,7 @@ def to_jax(tree: Any, *, copy: bool = False) -> Any:
         ValueError: a tensor cannot be shared (or, with `copy`, held) as this module's
             rules say; the message names it and the way out.
     """
-    return _mapped(lambda name, x: _array(name, x, copy), torch.Tensor, tree, "")
+    return _map_leaves(lambda name, x: _array(name, x, copy), torch.Tensor, tree, "")
 
 
 def to_torch(tree: Any, *, copy: bool = False) -> Any:
@@ -59,25 +59,29 @@ def to_torch(tree: Any, *, copy: bool = False) -> Any:
     Raises:
         ValueError: an array cannot be shared, as this module's rules say.
     """
-    return _mapped(lambda name, x: _tensor(name, x, copy), jax.Array, tree, "")
+    return _map_leaves(lambda name, x: _tensor(name, x, copy), jax.Array, tree, "")
 
 
-def _mapped(change: Callable[[str, Any], Any], kind: type, tree: Any, name: str) -> Any:
+def _map_leaves(
+    change: Callable[[str, Any], Any], kind: type, tree: Any, name: str
+) -> Any:
     if isinstance(tree, kind):
         return change(name or "the value", tree)
     match tree:
         case Mapping():
             return {
-                key: _mapped(change, kind, value, f"{name}.{key}" if name else str(key))
+                key: _map_leaves(
+                    change, kind, value, f"{name}.{key}" if name else str(key)
+                )
                 for key, value in tree.items()
             }
         case list():
             return [
-                _mapped(change, kind, v, f"{name}[{i}]") for i, v in enumerate(tree)
+                _map_leaves(change, kind, v, f"{name}[{i}]") for i, v in enumerate(tree)
             ]
         case tuple():
             return tuple(
-                _mapped(change, kind, v, f"{name}[{i}]") for i, v in enumerate(tree)
+                _map_leaves(change, kind, v, f"{name}[{i}]") for i, v in enumerate(tree)
             )
         case _:
             return tree
@@ -92,7 +96,7 @@ def _array(name: str, tensor: torch.Tensor, copy: bool) -> jax.Array:
     tensor = tensor.detach()
     stored = jax_stored(tensor.dtype)
     if jax_canonical(stored) != stored:
-        tensor = _narrowed(name, tensor, copy)
+        tensor = _narrow_to_int32(name, tensor, copy)
     if copy:
         dense = tensor.contiguous().resolve_conj()
         return jnp.array(jnp.from_dlpack(dense), copy=True)
@@ -111,7 +115,7 @@ def _array(name: str, tensor: torch.Tensor, copy: bool) -> jax.Array:
     return array
 
 
-def _narrowed(name: str, tensor: torch.Tensor, copy: bool) -> torch.Tensor:
+def _narrow_to_int32(name: str, tensor: torch.Tensor, copy: bool) -> torch.Tensor:
     """Returns 64-bit integers in 32 bits, if a copy may be made and they fit."""
     if tensor.dtype not in (torch.int64, torch.uint64):
         raise ValueError(

@@ -6,7 +6,13 @@ import numpy as np
 import torch
 
 from dew.bridges.dlpack import to_jax, to_torch
-from dew.bridges.names import aliases, dotted, nested, recomputed, untrained
+from dew.bridges.names import (
+    aliases,
+    flat_weights,
+    nest_weights,
+    recomputed_buffers,
+    untrained_names,
+)
 from dew.typing import Variables
 
 
@@ -17,17 +23,17 @@ def variables_of(module: torch.nn.Module, *, copy: bool = True) -> dict[str, Any
     share the module's memory, as `dew.bridges.dlpack` has it.
     """
     held = dict(module.named_parameters()) | dict(module.named_buffers())
-    left_out = recomputed(module)
+    left_out = recomputed_buffers(module)
     names = [n for n in dict.fromkeys(aliases(module).values()) if n not in left_out]
     leaves = to_jax({name: held[name] for name in names}, copy=copy)
-    return nested(leaves, untrained(module))
+    return nest_weights(leaves, untrained_names(module))
 
 
 def state_dict_of(
     variables: Variables, *, copy: bool = False
 ) -> dict[str, torch.Tensor]:
     """Returns variables under torch's names; shared memory unless `copy`."""
-    return to_torch(dotted(variables), copy=copy)
+    return to_torch(flat_weights(variables), copy=copy)
 
 
 def fill_module(module: torch.nn.Module, variables: Variables) -> None:
@@ -39,9 +45,9 @@ def fill_module(module: torch.nn.Module, variables: Variables) -> None:
         ValueError: names or shapes differ; all of them are named, and nothing is
             copied.
     """
-    given = dotted(variables)
+    given = flat_weights(variables)
     held = dict(module.named_parameters()) | dict(module.named_buffers())
-    left_out = recomputed(module)
+    left_out = recomputed_buffers(module)
     wanted = {n for n in aliases(module).values() if n not in left_out}
     faults = [f"missing: {name}" for name in sorted(wanted - set(given))]
     faults += [f"unexpected: {name}" for name in sorted(set(given) - wanted)]

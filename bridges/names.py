@@ -17,7 +17,7 @@ _TORCH_NAMES = {
 }
 
 
-def untrained(module: torch.nn.Module) -> set[str]:
+def untrained_names(module: torch.nn.Module) -> set[str]:
     """Names what torch would not train: buffers, and parameters that take no gradient.
 
     A module that trains nothing at all is one that somebody froze; its parameters count
@@ -29,13 +29,13 @@ def untrained(module: torch.nn.Module) -> set[str]:
     return frozen | {name for name, _ in module.named_buffers()}
 
 
-def recomputed(module: torch.nn.Module) -> set[str]:
+def recomputed_buffers(module: torch.nn.Module) -> set[str]:
     """Names the buffers that torch leaves out of the state dict."""
     saved = set(module.state_dict(keep_vars=True))
     return {name for name, _ in module.named_buffers() if name not in saved}
 
 
-def nested(leaves: Mapping[str, Any], buffers: Iterable[str]) -> dict[str, Any]:
+def nest_weights(leaves: Mapping[str, Any], buffers: Iterable[str]) -> dict[str, Any]:
     """Nests weights at the dots of their names; `buffers` get their own collection."""
     apart = set(buffers)
     return unflatten(
@@ -46,7 +46,7 @@ def nested(leaves: Mapping[str, Any], buffers: Iterable[str]) -> dict[str, Any]:
     )
 
 
-def dotted(variables: Variables) -> dict[str, Any]:
+def flat_weights(variables: Variables) -> dict[str, Any]:
     """Joins nested variables back to torch's names; other collections are left out."""
     kept = {c: variables[c] for c in (PARAMS, BUFFERS) if c in variables}
     return {".".join(path[1:]): leaf for path, leaf in flatten(kept).items()}

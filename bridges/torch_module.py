@@ -54,7 +54,7 @@ class _JaxModule(torch.nn.Module):
                 "module has one name for each weight; rename them in one of the two"
             )
         for path, leaf in leaves.items():
-            node = self._node(path[1:-1])
+            node = self._submodule(path[1:-1])
             tensor = to_torch(leaf, copy=True)
             if path[0] == trainable and tensor.is_floating_point():
                 node.register_parameter(path[-1], torch.nn.Parameter(tensor))
@@ -62,7 +62,7 @@ class _JaxModule(torch.nn.Module):
                 node.register_buffer(path[-1], tensor)
         self._call = _Call(function, self._paths)
 
-    def _node(self, path: Path) -> torch.nn.Module:
+    def _submodule(self, path: Path) -> torch.nn.Module:
         node: torch.nn.Module = self
         for name in path:
             known = dict(node.named_children())
@@ -102,7 +102,7 @@ class _Call:
         self.function, self.paths = function, paths
         self.structures: dict[_Form, Any] = {}
         self.forward = jax.jit(self._flat, static_argnums=0)
-        self.pulled = jax.jit(self._vjp, static_argnums=(0, 1))
+        self.forward_vjp = jax.jit(self._vjp, static_argnums=(0, 1))
         self.backward = jax.jit(lambda pull, cotangents: pull(cotangents))
 
     def _flat(self, form: _Form, arrays: list[jax.Array]) -> list[jax.Array]:
@@ -142,7 +142,7 @@ class _Bridge(torch.autograd.Function):
         needs = ctx.needs_input_grad[2:]
         wanted = tuple(i for i, need in enumerate(needs) if need)
         if wanted:
-            results, ctx.pull = call.pulled(form, wanted, arrays)
+            results, ctx.pull = call.forward_vjp(form, wanted, arrays)
         else:
             results = call.forward(form, arrays)
         ctx.call, ctx.wanted, ctx.count = call, wanted, len(tensors)

@@ -130,7 +130,7 @@ def _lowered(address: str | os.PathLike[str], **options: Any) -> Pretrained:
 def _unpickled(folder: Path) -> Path:
     """Turns a folder's pickles into safetensors; asked only where it has no others."""
     what = f"{folder} has its weights as pytorch_model.bin, a pickle; reading it"
-    return _bridge("loading.pickles", what).unpickled(folder)
+    return _bridge("loading.pickles", what).unpickle(folder)
 
 
 def _adapter_at(address: str | os.PathLike[str]) -> Path | None:

@@ -141,11 +141,11 @@ def _load(folder: Path, config: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]
     )
     model, report = loaded
     if model.can_generate():
-        model.generation_config = _plain(model.generation_config)
+        model.generation_config = _greedy_config(model.generation_config)
     return model.eval(), report
 
 
-def _plain(asked: Any) -> Any:
+def _greedy_config(asked: Any) -> Any:
     """Only what a text begins and ends with.
 
     Penalties, beams and forced tokens are no part of a model, and would part two that

@@ -36,10 +36,10 @@ def continuations(
         return ()
     rows = [tokenizer.encode(text).ids for text in texts]
     compared = []
-    mine = _ours(ours, theirs, rows, new_tokens)
+    mine = _dew_continuations(ours, theirs, rows, new_tokens)
     for text, row, new in zip(texts, rows, mine, strict=True):
         want = greedy(theirs, row, new_tokens)
-        gap = None if want == new else _gap(theirs, row, want, new)
+        gap = None if want == new else _logit_gap(theirs, row, want, new)
         compared.append(
             Continuation(
                 prompt=text,
@@ -52,13 +52,13 @@ def continuations(
     return tuple(compared)
 
 
-def _ours(
+def _dew_continuations(
     ours: Pretrained, theirs: Any, rows: Sequence[Sequence[int]], new_tokens: int
 ) -> list[list[int]]:
     if not theirs.config.is_encoder_decoder:
         task = TextGeneration(ours, ours.variables)
         return task.continue_tokens(rows, max_new_tokens=new_tokens)
-    writer = TargetGeneration(ours, ours.variables, _start(theirs))
+    writer = TargetGeneration(ours, ours.variables, _decoder_start_id(theirs))
     return writer.write(padded(rows), max_new_tokens=new_tokens)
 
 
@@ -75,7 +75,7 @@ def greedy(model: Any, ids: Sequence[int], new_tokens: int) -> list[int]:
     return whole[0, read:].tolist()
 
 
-def _start(model: Any) -> int:
+def _decoder_start_id(model: Any) -> int:
     """The token that a decoder begins with."""
     said = model.generation_config
     return (
@@ -85,13 +85,13 @@ def _start(model: Any) -> int:
     )
 
 
-def _gap(model: Any, ids: list[int], want: list[int], got: list[int]) -> float:
+def _logit_gap(model: Any, ids: list[int], want: list[int], got: list[int]) -> float:
     """How far apart torch's two likeliest logits are where the continuations part."""
     shared = 0
     while shared < min(len(want), len(got)) and want[shared] == got[shared]:
         shared += 1
     if model.config.is_encoder_decoder:
-        begun = torch.tensor([[_start(model), *want[:shared]]])
+        begun = torch.tensor([[_decoder_start_id(model), *want[:shared]]])
         inputs = {"input_ids": torch.tensor([ids]), "decoder_input_ids": begun}
     else:
         inputs = {"input_ids": torch.tensor([ids + want[:shared]])}

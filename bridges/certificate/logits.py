@@ -45,7 +45,7 @@ class Logits:
 
 
 @dataclass
-class _Seen:
+class _OutputDifference:
     """What one output came to over all probes so far."""
 
     difference: float = 0.0
@@ -87,21 +87,21 @@ def compare(ours: Pretrained, theirs: Any, probes: Iterable[Probe]) -> Logits:
     Every output of a lowered model is compared, and the logits or the final states of
     a native one.
     """
-    seen: dict[str, _Seen] = {}
+    seen: dict[str, _OutputDifference] = {}
     longest = 0
     for probe in probes:
-        want = _theirs(theirs, probe, "eager")
-        again = _theirs(theirs, probe, "sdpa") if theirs._supports_sdpa else want
-        got = _ours(ours, theirs, probe)
+        want = _torch_outputs(theirs, probe, "eager")
+        again = _torch_outputs(theirs, probe, "sdpa") if theirs._supports_sdpa else want
+        got = _dew_outputs(ours, theirs, probe)
         for name in got.keys() & want.keys():
             rows = (_rows(side[name], probe) for side in (got, want, again))
-            seen.setdefault(name, _Seen()).add(*rows)
+            seen.setdefault(name, _OutputDifference()).add(*rows)
         longest = max(longest, probe.longest)
     compared = [one.logits(name, longest) for name, one in sorted(seen.items())]
     return max(compared, key=lambda found: found.largest_difference / found.allowed)
 
 
-def _theirs(model: Any, probe: Probe, way: str) -> dict[str, np.ndarray]:
+def _torch_outputs(model: Any, probe: Probe, way: str) -> dict[str, np.ndarray]:
     """Torch's answers, by the attention of that name."""
     model.set_attn_implementation(way)
     where = CapturePoints(head=None, trunk=None, blocks=None)
@@ -115,7 +115,7 @@ def _theirs(model: Any, probe: Probe, way: str) -> dict[str, np.ndarray]:
     }
 
 
-def _ours(ours: Pretrained, theirs: Any, probe: Probe) -> Mapping[str, Any]:
+def _dew_outputs(ours: Pretrained, theirs: Any, probe: Probe) -> Mapping[str, Any]:
     """Our answers, by torch's names."""
     match ours.model:
         case Lowered() as lowered:

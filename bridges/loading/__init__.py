@@ -4,9 +4,9 @@ from etils import epy
 
 with epy.lazy_api_imports(globals()):
     from dew.bridges.loading.load import load_lowered
-    from dew.bridges.loading.pickles import unpickled
+    from dew.bridges.loading.pickles import unpickle
 
 __all__ = [
     "load_lowered",
-    "unpickled",
+    "unpickle",
 ]

@@ -12,14 +12,20 @@ import transformers
 
 from dew.bridges.dlpack import to_torch
 from dew.bridges.dtypes import torch_dtype
-from dew.bridges.loading.meta import meta_module, spellings
-from dew.bridges.loading.pickles import unpickled
+from dew.bridges.loading.meta import meta_module, stored_names
+from dew.bridges.loading.pickles import unpickle
 from dew.bridges.loading.split_weights import pieces_of, stored_parts
 from dew.bridges.lowering.examples import random_inputs
 from dew.bridges.lowering.lower import lowered_module
 from dew.bridges.lowering.model import Lowered
 from dew.bridges.lowering.parity import check_parity
-from dew.bridges.names import aliases, dotted, recomputed, torch_inputs, untrained
+from dew.bridges.names import (
+    aliases,
+    flat_weights,
+    recomputed_buffers,
+    torch_inputs,
+    untrained_names,
+)
 from dew.converters.errors import brief
 from dew.converters.folder.dequantize import dequantised
 from dew.converters.folder.folder import Folder, read_folder
@@ -54,7 +60,7 @@ def load_lowered(
     """
     path = local_folder(address)
     path = dequantised(path) if dequantise else path
-    folder = read_folder(path, os.fspath(address), unpickled)
+    folder = read_folder(path, os.fspath(address), unpickle)
     kind, config = _architecture(folder)
     wanted = _stored_dtype(folder.weights) if dtype is None else np.dtype(dtype)
     module = meta_module(kind, config, torch_dtype(wanted), folder.weights.entries)
@@ -68,7 +74,7 @@ def load_lowered(
         dynamic=dynamic,
     )
     if check:
-        check_parity(lowered, filled(module, lowered))
+        check_parity(lowered, fill_meta_module(module, lowered))
     return Pretrained(
         model=lowered,
         variables=variables,
@@ -118,8 +124,8 @@ def _table(folder: Folder, module: Any) -> Table:
     A folder of the base model fits a model around it, and the other way round. Tied
     copies must be equal.
     """
-    weights, spelled = folder.weights, spellings(module)
-    first, apart = aliases(module), untrained(module)
+    weights, spelled = folder.weights, stored_names(module)
+    first, apart = aliases(module), untrained_names(module)
     placed: dict[str, tuple[Path, tuple[int, ...]]] = {}
     copies: set[str] = set()
     wanted: dict[Path, str] = {}
@@ -133,13 +139,15 @@ def _table(folder: Folder, module: Any) -> Table:
                 copies |= {stored} if path in dict(placed.values()) else set()
                 placed[stored] = (path, tuple(tensor.shape))
                 break
-    parts = _in_parts(module, weights, set(dict(placed.values())))
+    parts = _split_table(module, weights, set(dict(placed.values())))
     taken = {*dict(placed.values()), *parts.targets}
     lost = [name for path, name in wanted.items() if path not in taken]
     ignored = module._keys_to_ignore_on_load_unexpected or ()
     prefix = f"{module.base_model_prefix}."
     # Older files store buffers that torch recomputes nowadays.
-    left_out = {s for n in recomputed(module) for s in (n, n.removeprefix(prefix))}
+    left_out = {
+        s for n in recomputed_buffers(module) for s in (n, n.removeprefix(prefix))
+    }
     extra = [
         name
         for name in weights.entries
@@ -150,7 +158,7 @@ def _table(folder: Folder, module: Any) -> Table:
     ]
     faults = [*weights.faults, *(f"missing: {n}" for n in brief(lost))]
     faults += [f"unexpected: {n}" for n in brief(extra)]
-    faults += _unequal(weights, placed, copies)
+    faults += _tied_differences(weights, placed, copies)
     if faults:
         listed = "".join(f"\n  {fault}" for fault in faults)
         raise ValueError(
@@ -161,9 +169,9 @@ def _table(folder: Folder, module: Any) -> Table:
     return join_tables(replace(plain_table(placed), copies=frozenset(copies)), parts)
 
 
-def _in_parts(module: Any, weights: Weights, placed: set[Path]) -> Table:
+def _split_table(module: Any, weights: Weights, placed: set[Path]) -> Table:
     """Pairs weights that files have in parts only, experts say, with those parts."""
-    first, apart = aliases(module), untrained(module)
+    first, apart = aliases(module), untrained_names(module)
     targets: dict[Path, tuple[Piece, ...]] = {}
     variables: dict[Path, tuple[int, ...]] = {}
     held = module.state_dict(keep_vars=True)
@@ -182,7 +190,7 @@ def _in_parts(module: Any, weights: Weights, placed: set[Path]) -> Table:
     )
 
 
-def _unequal(
+def _tied_differences(
     weights: Weights, placed: Mapping[str, tuple[Any, Any]], copies: set[str]
 ) -> list[str]:
     """Says which tied weights are stored twice with different values."""
@@ -197,9 +205,9 @@ def _unequal(
     ]
 
 
-def filled(module: Any, lowered: Lowered) -> Any:
+def fill_meta_module(module: Any, lowered: Lowered) -> Any:
     """Gives a meta module its weights; on one device torch reads JAX's memory."""
-    leaves = dotted(lowered.variables)
+    leaves = flat_weights(lowered.variables)
     names = aliases(module)
     meta = dict(module.state_dict(keep_vars=True))
     spread = any(len(leaf.sharding.device_set) > 1 for leaf in leaves.values())

@@ -14,7 +14,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from dew.bridges.lowering.errors import LoweringError
 from dew.bridges.lowering.lock import TRACING
-from dew.bridges.names import untrained
+from dew.bridges.names import untrained_names
 
 _UNSET = -77
 """What integer tables hold until the module's own initialisation fills them."""
@@ -47,13 +47,13 @@ def _weightless() -> Iterator[None]:
     """Puts each parameter that this thread's modules get on the meta device at once."""
     thread = threading.get_ident()
 
-    def hollow(_: Any, __: str, weight: torch.nn.Parameter | None) -> Any:
+    def to_meta(_: Any, __: str, weight: torch.nn.Parameter | None) -> Any:
         # A tied weight comes here again, and must stay the one that it is.
         if weight is None or weight.is_meta or threading.get_ident() != thread:
             return None
         return torch.nn.Parameter(weight.to("meta"), weight.requires_grad)
 
-    hook = register_module_parameter_registration_hook(hollow)
+    hook = register_module_parameter_registration_hook(to_meta)
     try:
         yield
     finally:
@@ -70,25 +70,25 @@ def _recompute(module: Any, stored: Collection[str]) -> list[str]:
     held = module.state_dict(keep_vars=True)
     may_lack = [
         name
-        for name in sorted(untrained(module) & held.keys())
+        for name in sorted(untrained_names(module) & held.keys())
         if name in never_saved or any(re.search(p, name) for p in not_missed)
     ]
-    spelled = spellings(module) if may_lack else {}
+    spelled = stored_names(module) if may_lack else {}
     absent: dict[str, list[str]] = {}
     for name in may_lack:
         if not set(spelled[name]) & set(stored):
             path, _, last = name.rpartition(".")
             owner = module.get_submodule(path)
             delattr(owner, last)
-            owner.register_buffer(last, _marked(held[name]), persistent=False)
+            owner.register_buffer(last, _unset_buffer(held[name]), persistent=False)
             absent.setdefault(path, []).append(name)
     for path in absent:
-        _around(module, path)._init_weights(module.get_submodule(path))
+        _enclosing_model(module, path)._init_weights(module.get_submodule(path))
     names = chain.from_iterable(absent.values())
-    return [name for name in names if _is_marked(module.get_buffer(name))]
+    return [name for name in names if _is_unset(module.get_buffer(name))]
 
 
-def _around(module: Any, path: str) -> Any:
+def _enclosing_model(module: Any, path: str) -> Any:
     """The innermost model of transformers around a submodule: it initialises it."""
     models = [
         (len(name), model)
@@ -99,12 +99,12 @@ def _around(module: Any, path: str) -> Any:
     return max(models, key=lambda found: found[0])[1]
 
 
-def _marked(buffer: torch.Tensor) -> torch.Tensor:
+def _unset_buffer(buffer: torch.Tensor) -> torch.Tensor:
     unset = float("nan") if buffer.is_floating_point() else _UNSET
     return torch.full(buffer.shape, unset, dtype=buffer.dtype, device="cpu")
 
 
-def _is_marked(buffer: torch.Tensor) -> bool:
+def _is_unset(buffer: torch.Tensor) -> bool:
     unset = buffer.isnan() if buffer.is_floating_point() else buffer == _UNSET
     return bool(unset.any())
 
@@ -120,7 +120,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def spellings(module: Any) -> dict[str, tuple[str, ...]]:
+def stored_names(module: Any) -> dict[str, tuple[str, ...]]:
     """Returns what files may call each weight: transformers renames some as it saves.
 
     A folder of the base model lacks the prefix that one of a model around it has.

@@ -25,7 +25,7 @@ _MAPPED_BYTES = 1 << 28
 """After so many bytes a file is mapped anew, or all of it would stay in memory."""
 
 
-def unpickled(folder: Path) -> Path:
+def unpickle(folder: Path) -> Path:
     """Returns a folder with the same tensors as safetensors, from the cache if there.
 
     Every name is kept, with tensors that share memory written each for itself. The
@@ -41,10 +41,10 @@ def unpickled(folder: Path) -> Path:
 
     def make(partial: Path) -> None:
         for file in files:
-            _write(file, partial / _renamed(file.name))
+            _write(file, partial / _safetensors_name(file.name))
         if (folder / BIN_INDEX).exists():
             placed = weight_map(folder / BIN_INDEX)
-            renamed = {name: _renamed(file) for name, file in placed.items()}
+            renamed = {name: _safetensors_name(file) for name, file in placed.items()}
             text = json.dumps({"metadata": {}, "weight_map": renamed}, indent=2)
             (partial / INDEX).write_text(text + "\n", encoding="utf-8")
 
@@ -52,7 +52,7 @@ def unpickled(folder: Path) -> Path:
     return made_from(named, "unpickled", make)
 
 
-def _renamed(name: str) -> str:
+def _safetensors_name(name: str) -> str:
     """What transformers calls the safetensors file of a pickle's place in a model."""
     if name == BIN:
         return SINGLE
@@ -82,21 +82,23 @@ class _Pickle:
         """What the file holds."""
         return [
             Spec(name=name, dtype=self._dtype(name, tensor), shape=tuple(tensor.shape))
-            for name, tensor in self._mapped().items()
+            for name, tensor in self._map_tensors().items()
         ]
 
     def values(self, name: str) -> np.ndarray:
         """Returns one tensor as the C-ordered array that safetensors holds."""
-        tensor = self._mapped()[name].detach().contiguous()
+        tensor = self._map_tensors()[name].detach().contiguous()
         self._seen += tensor.nbytes
         flat = tensor.reshape(-1).view(torch.uint8).numpy()
         return flat.view(self._dtype(name, tensor)).reshape(tensor.shape)
 
-    def _mapped(self) -> dict[str, torch.Tensor]:
+    def _map_tensors(self) -> dict[str, torch.Tensor]:
         is_mappable = zipfile.is_zipfile(self.file)
         if not self._tensors or (is_mappable and self._seen > _MAPPED_BYTES):
             self._tensors, self._seen = {}, 0
-            self._tensors = _named(self.file, _loaded(self.file, mmap=is_mappable))
+            self._tensors = _named_tensors(
+                self.file, _load_pickle(self.file, mmap=is_mappable)
+            )
         return self._tensors
 
     def _dtype(self, name: str, tensor: torch.Tensor) -> np.dtype:
@@ -109,7 +111,7 @@ class _Pickle:
         return dtype
 
 
-def _loaded(file: Path, *, mmap: bool) -> Any:
+def _load_pickle(file: Path, *, mmap: bool) -> Any:
     try:
         return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
     except pickle.UnpicklingError as refused:
@@ -129,7 +131,7 @@ def _loaded(file: Path, *, mmap: bool) -> Any:
         ) from broken
 
 
-def _named(file: Path, loaded: Any) -> dict[str, torch.Tensor]:
+def _named_tensors(file: Path, loaded: Any) -> dict[str, torch.Tensor]:
     """Returns the tensors by name, or says what else the file holds."""
     if not isinstance(loaded, Mapping):
         raise ValueError(

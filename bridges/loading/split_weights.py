@@ -32,7 +32,7 @@ def stored_parts(module: Any) -> dict[str, dict[str, Box]]:
     held = module.state_dict(keep_vars=True)
     stand_ins, starts, first = {}, [], 0
     for name, tensor in held.items():
-        shape = _small(tuple(tensor.shape))
+        shape = _stand_in_shape(tuple(tensor.shape))
         count = math.prod(shape)
         stand_ins[name] = torch.arange(first, first + count).reshape(shape)
         starts.append(first)
@@ -49,11 +49,11 @@ def stored_parts(module: Any) -> dict[str, dict[str, Box]]:
         if box is None:
             strange.update(names[held_in[0] - 1 : held_in[1]])
         elif piece.numel() < whole.size:
-            parts.setdefault(name, {})[stored] = _scaled(box, whole, held[name])
+            parts.setdefault(name, {})[stored] = _scale_box(box, whole, held[name])
     return {name: boxes for name, boxes in parts.items() if name not in strange}
 
 
-def _small(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _stand_in_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Shrinks the axes that may be cut; experts, on the first of three, are counted."""
     return tuple(
         size if len(shape) == 3 and axis == 0 else math.gcd(size, _CUTS)
@@ -71,7 +71,7 @@ def _box(piece: np.ndarray, whole: np.ndarray) -> Box | None:
     return box if same else None
 
 
-def _scaled(box: Box, whole: np.ndarray, weight: torch.Tensor) -> Box:
+def _scale_box(box: Box, whole: np.ndarray, weight: torch.Tensor) -> Box:
     return tuple(
         slice(cut.start * size // small, cut.stop * size // small)
         for cut, small, size in zip(box, whole.shape, weight.shape, strict=True)

@@ -1,21 +1,21 @@
-"""What lowering refuses, each with what it found and what to do."""
+"""Errors of lowering; each message has the cause and the remedy."""
 
 
 class LoweringError(ValueError):
-    """A torch module that cannot become a JAX function as it is."""
+    """A torch module cannot be lowered to a JAX function as it is."""
 
 
 class LoweringExportError(LoweringError):
-    """`torch.export` could not turn the module into one graph."""
+    """`torch.export` could not make one graph of the module."""
 
 
 class MissingOpsError(LoweringError):
-    """The graph calls torch ops that have no JAX counterpart here."""
+    """The graph calls torch ops that have no JAX implementation."""
 
 
 class LoweringShapeError(LoweringError):
-    """A value came out with another shape than torch gives it."""
+    """An op returned another shape than the same op in torch."""
 
 
 class LoweringParityError(LoweringError):
-    """The lowered function and torch disagree on the same inputs."""
+    """The lowered function and the torch module differ on the same inputs."""

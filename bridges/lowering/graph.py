@@ -1,4 +1,4 @@
-"""A torch graph as a list of instructions, read once."""
+"""The intermediate form of a lowered module: a flat list of ATen instructions."""
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,7 +14,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from dew.bridges.lowering.errors import LoweringExportError
 
 Size: TypeAlias = Any
-"""An int, or the sympy expression of a length that the caller chooses."""
+"""An int, or the sympy expression of a free length, which the inputs determine."""
 
 _IGNORED = frozenset(
     f"aten.{name}"
@@ -26,19 +26,19 @@ _IGNORED = frozenset(
         "sym_constrain_range.default",
     )
 )
-"""Checks of what the interpreter checks itself, or that only live data can fail."""
+"""Assertions left out: the interpreter checks shapes, and values are not known."""
 
 
 @dataclass(frozen=True)
 class Ref:
-    """Stands in an instruction's arguments for a value computed before."""
+    """A reference, in an instruction's arguments, to a value computed before."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Expected:
-    """The shape and dtype that torch gave a tensor; None leaves the shape open."""
+    """The shape and dtype of a tensor in torch; a shape of None is not checked."""
 
     shape: tuple[Size, ...] | None
     dtype: torch.dtype
@@ -48,8 +48,9 @@ class Expected:
 class Instruction:
     """One call: an ATen overload, or Python arithmetic on lengths.
 
-    `expected` is None for what is no tensor. `held` says that torch computed this under
-    `no_grad`, so no gradient flows through it. `origin` is the module and source line.
+    `expected` is None for a result that is not a tensor. `no_grad` is true where torch
+    computed it without gradients, so none may flow through. `origin` is the submodule
+    and source line.
     """
 
     name: str
@@ -58,28 +59,30 @@ class Instruction:
     kwargs: Mapping[str, Any]
     expected: Expected | tuple[Expected | None, ...] | None
     origin: str
-    held: bool
+    no_grad: bool
 
     def refs(self) -> Iterator[str]:
-        """Yields the names of the values this call reads."""
+        """Yields the names of the values that this call reads."""
         yield from _refs(self.args)
         yield from _refs(tuple(self.kwargs.values()))
 
 
-_READING = frozenset(
+_DATA_DEPENDENT = frozenset(
     f"aten.{name}.default"
     for name in "item _local_scalar_dense nonzero nonzero_numpy masked_select".split()
 )
+"""Ops whose result, or its shape, depends on the values of a tensor."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A whole graph.
+    """The whole graph of one module, in one mode and for one set of dtypes.
 
-    `weights` maps a value's name to the parameter or buffer it is, `inputs` lists the
-    user's inputs in the order of their flattened tree, `outputs` the results by name
-    and `updates` the new values of buffers that the forward moves. Where lengths are
-    free, `guards` and `ranges` say for which of them the graph holds.
+    `weights` maps names of values to the names of parameters and buffers, `inputs`
+    lists the user's inputs in the order of their flattened tree, `outputs` the results
+    by name and `updates` the new values of buffers that the forward pass updates. Where
+    lengths are free, `guards` (Python conditions on shapes, as torch.export writes
+    them) and `ranges` (bounds of each free length) limit where the graph is valid.
     """
 
     weights: Mapping[str, str]
@@ -91,30 +94,33 @@ class Program:
     guards: tuple[str, ...] = ()
     ranges: Mapping[Any, tuple[float, float]] = field(default_factory=dict)
 
-    def needed(
-        self, wanted: Iterable[Any], given: Iterable[str] = ()
+    def dependencies(
+        self, values: Iterable[object], given: Iterable[str] = ()
     ) -> tuple[Instruction, ...]:
-        """Returns the instructions that `wanted` rests on, in order.
+        """Returns the instructions that `values` depend on, in order.
 
-        What computes a value in `given` is left out: the caller has it.
+        Names in `given` are taken as computed, and so is all that only they depend on.
         """
-        alive, known = set(_refs(tuple(wanted))), set(given)
-        kept = []
+        alive, computed = set(_refs(tuple(values))), set(given)
+        steps = []
+        # Backwards, so that each value's readers are visited before its producer.
         for step in reversed(self.instructions):
-            if step.name in alive - known:
-                kept.append(step)
+            if step.name in alive - computed:
+                steps.append(step)
                 alive.update(step.refs())
-        return tuple(reversed(kept))
+        return tuple(reversed(steps))
 
     @property
-    def reading(self) -> tuple[Instruction, ...]:
-        """The instructions that take numbers or shapes from a tensor's values."""
-        wanted = (*self.outputs.values(), *self.updates.values())
-        return tuple(s for s in self.needed(wanted) if str(s.target) in _READING)
+    def data_dependent(self) -> tuple[Instruction, ...]:
+        """The instructions whose result or shape depends on a tensor's values."""
+        values = (*self.outputs.values(), *self.updates.values())
+        return tuple(
+            s for s in self.dependencies(values) if str(s.target) in _DATA_DEPENDENT
+        )
 
-    def lengths(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[Any, int]:
-        """Binds each free length to what the inputs of these shapes have."""
-        bound: dict[Any, int] = {}
+    def lengths(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[sympy.Symbol, int]:
+        """Returns the value of each free length for inputs of these shapes."""
+        bound: dict[sympy.Symbol, int] = {}
         for name, expected in self.inputs.items():
             pairs = zip(expected.shape or (), shapes.get(name, ()), strict=False)
             for symbol, length in pairs:
@@ -123,7 +129,7 @@ class Program:
         return bound
 
     def accepts(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Says whether the graph holds for inputs of these shapes."""
+        """Whether the graph's shapes and ranges admit inputs of these shapes."""
         lengths = self.lengths(shapes)
         fits = all(
             len(shapes[name]) == len(expected.shape or ())
@@ -136,8 +142,10 @@ class Program:
         )
 
 
-def sizes(shape: tuple[Size, ...], lengths: Mapping[Any, int]) -> tuple[int, ...]:
-    """Returns a shape with its free lengths filled in."""
+def sizes(
+    shape: tuple[Size, ...], lengths: Mapping[sympy.Symbol, int]
+) -> tuple[int, ...]:
+    """Evaluates a shape whose sizes may be expressions of free lengths."""
     return tuple(
         n if isinstance(n, int) else int(sympy.sympify(n).xreplace(lengths))
         for n in shape
@@ -160,16 +168,22 @@ def _refs(value: Any) -> Iterator[str]:
 def program_from_export(
     exported: ExportedProgram, names: list[str], *, guards: tuple[str, ...] = ()
 ) -> Program:
-    """Reads an exported program; `names` name its outputs, in their flattened order."""
+    """Converts a program of torch.export; `names` are its outputs', as flattened.
+
+    Raises:
+        LoweringExportError: the graph takes an object that is neither a tensor nor a
+            weight, or has control flow or autocast inside.
+    """
     reader = _Reader()
-    reader.read(exported.graph_module, prefix="", held=False, bound={})
+    reader.read(exported.graph_module, prefix="", no_grad=False, bound={})
     signature = exported.graph_signature
     weights, constants, inputs = {}, {}, {}
     for spec in signature.input_specs:
         name = spec.arg.name
         if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
-            weights[name] = _bare(spec.target)
+            weights[name] = _strip_wrapper(spec.target)
         elif spec.kind == InputKind.USER_INPUT:
+            # An input that is not a tensor is a constant of the graph.
             if name in reader.placeholders:
                 inputs[name] = reader.placeholders[name]
         elif spec.kind == InputKind.CONSTANT_TENSOR:
@@ -180,10 +194,12 @@ def program_from_export(
                 "tensor nor a weight; pass it to the module's constructor instead"
             )
     outputs, updates = {}, {}
+    # Export returns updated buffers before what the module returns; `names` are of the
+    # latter alone.
     results = iter(names)
     for spec, value in zip(signature.output_specs, reader.returned, strict=True):
         if spec.kind == OutputKind.BUFFER_MUTATION:
-            updates[_bare(spec.target)] = value
+            updates[_strip_wrapper(spec.target)] = value
         elif spec.kind == OutputKind.USER_OUTPUT:
             outputs[next(results)] = value
     return Program(
@@ -201,14 +217,14 @@ def program_from_export(
     )
 
 
-def _bare(target: str | None) -> str:
+def _strip_wrapper(target: str | None) -> str:
     """Strips the name of the wrapper that was exported around the module."""
     return str(target).removeprefix("module.")
 
 
 @dataclass
 class _Reader:
-    """Walks a graph module and what it nests, into one flat list."""
+    """Walks a graph module and the graphs nested in it, into one flat list."""
 
     instructions: list[Instruction] = field(default_factory=list)
     placeholders: dict[str, Expected] = field(default_factory=dict)
@@ -219,10 +235,10 @@ class _Reader:
         module: torch.fx.GraphModule,
         *,
         prefix: str,
-        held: bool,
+        no_grad: bool,
         bound: dict[str, Any],
     ) -> Any:
-        """Reads one graph; `bound` holds its inputs if another graph calls it."""
+        """Reads one graph; `bound` holds the inputs of a nested one, by position."""
         env: dict[str, Any] = {}
         given = iter(bound.items())
         for node in module.graph.nodes:
@@ -233,49 +249,53 @@ class _Reader:
                 case "get_attr":
                     env[node.name] = operator.attrgetter(node.target)(module)
                 case "call_function":
-                    env[node.name] = self._call(node, env, prefix=prefix, held=held)
+                    env[node.name] = self._call(
+                        node, env, prefix=prefix, no_grad=no_grad
+                    )
                 case "output":
-                    self.returned = tuple(_resolved(node.args[0], env))
+                    self.returned = tuple(_resolve(node.args[0], env))
         return self.returned
 
     def _note_placeholder(self, node: torch.fx.Node, prefix: str) -> None:
         value = node.meta.get("val")
         if not prefix and isinstance(value, torch.Tensor):
-            self.placeholders[node.name] = _expected(value)
+            self.placeholders[node.name] = _tensor_spec(value)
 
     def _call(
-        self, node: torch.fx.Node, env: dict[str, Any], *, prefix: str, held: bool
+        self, node: torch.fx.Node, env: dict[str, Any], *, prefix: str, no_grad: bool
     ) -> Any:
-        args = _resolved(node.args, env)
+        args = _resolve(node.args, env)
         name = str(node.target)
         if name in _IGNORED:
             return None
         if isinstance(node.target, HigherOrderOperator):
-            return self._nested(node, name, args, prefix=prefix, held=held)
+            return self._inline(node, name, args, prefix=prefix, no_grad=no_grad)
         assert callable(node.target), node.target
         source = args[0] if args else None
+        # The results of an inlined graph are a tuple of references already, so taking
+        # one of them is no instruction.
         if node.target is operator.getitem and isinstance(source, tuple):
             return source[args[1]]
         step = Instruction(
             name=prefix + node.name,
             target=node.target,
             args=args,
-            kwargs=_resolved(dict(node.kwargs), env),
-            expected=_expectation(node),
+            kwargs=_resolve(dict(node.kwargs), env),
+            expected=_expected_result(node),
             origin=_origin(node),
-            held=held,
+            no_grad=no_grad,
         )
         self.instructions.append(step)
         return Ref(step.name)
 
-    def _nested(
-        self, node: torch.fx.Node, name: str, args: Any, *, prefix: str, held: bool
+    def _inline(
+        self, node: torch.fx.Node, name: str, args: Any, *, prefix: str, no_grad: bool
     ) -> tuple[Any, ...]:
-        """Inlines the graph that a region of other gradient or autocast mode holds."""
+        """Inlines the graph of a region with its own gradient or autocast mode."""
         match name:
             case "wrap_with_set_grad_enabled":
                 enabled, body, *inputs = args
-                held = held or not enabled
+                no_grad = no_grad or not enabled
             case "wrap_with_autocast":
                 _, _, autocast, _, body, *inputs = args
                 if autocast:
@@ -292,56 +312,57 @@ class _Reader:
         results = self.read(
             body,
             prefix=f"{prefix}{node.name}/",
-            held=held,
+            no_grad=no_grad,
             bound={str(i): value for i, value in enumerate(inputs)},
         )
         self.returned = outer
         return results
 
 
-def _resolved(value: Any, env: Mapping[str, Any]) -> Any:
-    """Replaces nodes by what they stand for."""
+def _resolve(value: Any, env: Mapping[str, Any]) -> Any:
+    """Replaces each node, at any depth, by its value in `env`."""
     match value:
         case torch.fx.Node():
             return env[value.name]
         case tuple():
-            return tuple(_resolved(item, env) for item in value)
+            return tuple(_resolve(item, env) for item in value)
         case list():
-            return [_resolved(item, env) for item in value]
+            return [_resolve(item, env) for item in value]
         case dict():
-            return {key: _resolved(item, env) for key, item in value.items()}
+            return {key: _resolve(item, env) for key, item in value.items()}
         case slice():
             parts = (value.start, value.stop, value.step)
-            return slice(*(_resolved(part, env) for part in parts))
+            return slice(*(_resolve(part, env) for part in parts))
         case _:
             return value
 
 
-def _expectation(
+def _expected_result(
     node: torch.fx.Node,
 ) -> Expected | tuple[Expected | None, ...] | None:
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor):
-        return _expected(value)
+        return _tensor_spec(value)
     if isinstance(value, list | tuple):
-        # What nobody reads may have any shape: torch's own devices differ there.
-        picks = [user for user in node.users if user.target is operator.getitem]
-        picked = [pick.args[1] for pick in picks if pick.users]
-        read = picked if len(picks) == len(node.users) else range(len(value))
+        # Results that are never read may have any shape: torch's own devices differ
+        # there.
+        items = [user for user in node.users if user.target is operator.getitem]
+        indices = [item.args[1] for item in items if item.users]
+        read = indices if len(items) == len(node.users) else range(len(value))
         return tuple(
-            _expected(item) if isinstance(item, torch.Tensor) and i in read else None
+            _tensor_spec(item) if isinstance(item, torch.Tensor) and i in read else None
             for i, item in enumerate(value)
         )
     return None
 
 
-def _expected(value: torch.Tensor) -> Expected:
+def _tensor_spec(value: torch.Tensor) -> Expected:
     sizes = (n.node.expr if isinstance(n, torch.SymInt) else n for n in value.shape)
     return Expected(tuple(sizes), value.dtype)
 
 
 def _origin(node: torch.fx.Node) -> str:
-    """Says which submodule and which line of source a node comes from."""
+    """Returns the submodule and the line of source that a node comes from."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     where = "the module itself"
     if stack:
@@ -361,8 +382,8 @@ def _origin(node: torch.fx.Node) -> str:
     return f"{where}, {'/'.join(short[-2:])}:{line.removeprefix('line ')}"
 
 
-def renamed(program: Program, aliases: Mapping[str, str]) -> Program:
-    """Returns the program with each weight under the one name its tensor goes by."""
+def rename_weights(program: Program, aliases: Mapping[str, str]) -> Program:
+    """Returns the program with tied weights under the first of their names."""
     return replace(
         program,
         weights={value: aliases[name] for value, name in program.weights.items()},

@@ -1,4 +1,4 @@
-"""One lock for what must not happen in two threads at once: exporting and tracing."""
+"""The lock that keeps exporting and tracing to one thread at a time."""
 
 import threading
 

@@ -1,47 +1,66 @@
-"""`lower`: any torch module as a JAX function of its variables, checked once."""
+"""`lower`: a torch module as a JAX function of its variables, checked once."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import numpy as np
 import torch
+from jaxtyping import PyTree
 
 from dew.bridges.dlpack import to_jax
 from dew.bridges.lowering.model import Lowered
 from dew.bridges.lowering.parity import check_parity
 from dew.bridges.lowering.programs import Programs
-from dew.bridges.lowering.torch_export import marks, meta_copy
+from dew.bridges.lowering.torch_export import capture_points, meta_copy
 from dew.bridges.module_state import variables_of
-from dew.bridges.names import recomputed, torch_inputs
+from dew.bridges.names import recomputed_buffers, torch_inputs
 from dew.typing import Variables
 
 
 def lower(
     module: torch.nn.Module,
-    example_inputs: Mapping[str, Any],
+    example_inputs: Mapping[str, PyTree],
     *,
     dynamic: bool = True,
     blocks: str | None = None,
     share: bool = False,
     check: bool = True,
 ) -> Lowered:
-    """Turns a torch module into a model of ours, its variables named as torch's.
+    """Lowers a torch module to a JAX model whose variables keep torch's names.
 
-    `example_inputs` are arrays by name (`tokens`, `mask`, `positions`, or the names of
-    the module's own forward). The module must agree with torch on them, in evaluation
-    mode, unless `check` is False. `dynamic` leaves batch and length free where the
-    module allows; otherwise each new shape is exported when it comes. `blocks` names
-    the list of submodules that `layers` counts, where the longest one is not it.
+    Args:
+        module: Any module; its training mode is restored.
+        example_inputs: Arrays by name: `tokens`, `mask`, `positions`, or the names of
+            the arguments of the module's own forward. On them, and in evaluation mode,
+            the lowered function is compared with torch unless `check` is False.
+        dynamic: Leaves batch and length free where the module allows; otherwise each
+            new shape is exported when it is first used.
+        blocks: Name of the list of submodules that `layers` counts, by default the
+            longest list of like submodules.
+        share: Lets the variables alias the module's memory, which must then not be
+            changed. By default they are copies, so the module may continue to train.
+        check: Whether to compare with torch.
 
-    Buffers, and parameters that take no gradient (Whisper's positions, say), are in
-    the collection `buffers`. The variables are copies, so the module may go on
-    training; `share` lets them alias its memory, and then it must not be changed.
+    Returns:
+        The model, its weights in `.variables`. Buffers, and parameters that take no
+        gradient (for example Whisper's positions), are in the collection `buffers`.
 
     Raises:
-        LoweringExportError: torch cannot export it; says where and what to try.
-        MissingOpsError: it uses ops that are in no table; names all of them.
+        LoweringExportError: torch cannot export it; with the line and what to try.
+        MissingOpsError: it uses ops that have no JAX implementation; names all of them.
         LoweringParityError: torch and the lowered function disagree.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import torch
+        >>> import dew.bridges
+        >>> module = torch.nn.Linear(3, 2)
+        >>> lowered = dew.bridges.lower(module, {"input": jnp.ones((4, 3))})
+        >>> sorted(lowered.variables["params"])
+        ['bias', 'weight']
+        >>> out = lowered.apply(lowered.variables, {"input": jnp.ones((5, 3))})
+        >>> out.logits.shape
+        (5, 2)
     """
     lowered = lowered_module(
         module,
@@ -60,21 +79,26 @@ def lower(
 def lowered_module(
     module: torch.nn.Module,
     variables: Variables,
-    example: Mapping[str, Any],
+    example: Mapping[str, PyTree],
     *,
     dynamic: bool,
     blocks: str | None = None,
 ) -> Lowered:
-    """Wraps a module whose weights are elsewhere already; nothing is checked."""
+    """Wraps a module whose weights are already in `variables`; nothing is checked.
+
+    `example` has the names of the module's own forward.
+    """
     buffers = dict(module.named_buffers())
     return Lowered(
         variables=variables,
         programs=Programs(
-            hollow=meta_copy(module, {}), where=marks(module, blocks), dynamic=dynamic
+            meta=meta_copy(module, {}),
+            points=capture_points(module, blocks),
+            dynamic=dynamic,
         ),
         example=example,
         fixed={
             name: np.asarray(to_jax(buffers[name], copy=True))
-            for name in recomputed(module)
+            for name in recomputed_buffers(module)
         },
     )

@@ -1,6 +1,6 @@
-"""A lowered module as a model: one `apply` over as many programs as it takes."""
+"""A lowered module as a model: one `apply` over all programs exported for it."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
@@ -9,21 +9,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jaxtyping import PyTree
 from torch.utils import _pytree as pytree
 
 from dew.bridges.dtypes import jax_dtype, torch_dtype
 from dew.bridges.lowering.errors import LoweringError
 from dew.bridges.lowering.graph import Expected, Instruction, Program, Ref
-from dew.bridges.lowering.programs import Lowering, Programs
-from dew.bridges.lowering.segments import SEGMENTS, check_isolation, unpacked
+from dew.bridges.lowering.programs import Programs
+from dew.bridges.lowering.segments import (
+    SEGMENTS,
+    check_isolation,
+    segments_as_positions,
+)
 from dew.bridges.lowering.torch_export import BLOCK, FINAL
 from dew.bridges.names import (
     BUFFERS,
-    dotted,
+    flat_weights,
     module_inputs,
-    nested,
+    nest_weights,
     torch_inputs,
-    untrained,
+    untrained_names,
 )
 from dew.typing import Outputs, Variables
 
@@ -35,26 +40,27 @@ _LAST_AXIS = frozenset(
         "_to_copy.default t.default clamp.default type_as.default contiguous.default"
     ).split()
 )
-"""What an output embedding may do: these act on each position alone, at any length."""
+"""Ops allowed in an output embedding: each acts on every position alone, at any
+length."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Lowered:
-    """A torch module as a model of ours: pure `apply`, variables under torch's names.
+    """A torch module as a JAX model: pure `apply`, variables under torch's names.
 
-    `variables` are what the module held when it was lowered: `params/…` and
-    `buffers/…`, nested at the dots of the torch names. `programs.made` lists the
-    lowerings: one for each mode, set of dtypes and, where lengths are not free, shape
-    the model was applied at. `example` holds inputs, by the module's own names, that it
-    is known to run on. `fixed` are the buffers that torch recomputes and does not save,
-    rope frequencies say: they are no variables.
+    `variables` are copies of the module's weights when it was lowered: `params/…` and
+    `buffers/…`, nested at the dots of the torch names. `programs.lowerings` lists the
+    exported graphs: one for each mode, set of dtypes and, where lengths are not free,
+    shape the model was applied at. `example` holds valid inputs under the names of the
+    module's own forward. `fixed` are the buffers that torch recomputes and does not
+    save, such as rotary embedding frequencies; they are not part of `variables`.
     """
 
     variables: Variables
     programs: Programs
-    example: Mapping[str, Any]
+    example: Mapping[str, PyTree]
     fixed: Mapping[str, np.ndarray]
-    _compiled: dict[Any, Callable[..., list[Array]]] = field(default_factory=dict)
+    _compiled: dict[Hashable, Callable[..., list[Array]]] = field(default_factory=dict)
     _is_isolating: bool = False
 
     def apply(
@@ -70,90 +76,102 @@ class Lowered:
     ) -> Any:
         """Evaluates the module, or its trunk or output embedding alone.
 
-        With `train` the module's own dropout draws from `rngs["dropout"]`. With
-        `mutable` naming `buffers` the answer is a pair with the buffers it moved.
+        The signature is that of `dew.typing.Model`. With `train` the module's own
+        dropout draws from `rngs["dropout"]`. With `mutable` naming `buffers` the result
+        is a pair: outputs, and the buffers that the forward pass updated.
+
+        Raises:
+            LoweringError: the module cannot be split as `method` requires, or mixes
+                the documents of packed rows.
+            ValueError: `variables` lack weights, `layers` names a block that does not
+                exist, or dropout is active without a key.
         """
+        weights = flat_weights(variables)
         if method == "unembed":
-            return self._unembed(variables, inputs)
+            return self._unembed(weights, inputs)
         if method not in (None, "hidden"):
             raise ValueError(f"method must be None, hidden or unembed, got {method!r}")
-        lowering, leaves = self._bound(variables, inputs, train=train)
-        program = lowering.program
-        named = self._wanted(program, layers, hidden_alone=method == "hidden")
+        program, leaves = self._bind(weights, inputs, train=train)
+        refs = self._requested_values(program, layers, hidden_alone=method == "hidden")
+        # Buffer updates are computed in the same pass as the outputs: a second one
+        # would draw other dropout masks.
         updates = program.updates if _names_buffers(mutable) else {}
-        found = self._run(program, leaves, [*named.values(), *updates.values()], rngs)
-        values = dict(zip(named, found, strict=False))
-        answer = values[FINAL] if method == "hidden" else _outputs(values, len(layers))
+        results = self._run(program, leaves, [*refs.values(), *updates.values()], rngs)
+        values = dict(zip(refs, results, strict=False))
+        outputs = values[FINAL] if method == "hidden" else _outputs(values, len(layers))
         if not mutable:
-            return answer
-        moved = dict(zip(updates, found[len(named) :], strict=True))
+            return outputs
+        moved = dict(zip(updates, results[len(refs) :], strict=True))
+        # Fixed buffers are recomputed by torch, so they have no variable to update.
         moved = {name: new for name, new in moved.items() if name not in self.fixed}
-        state = nested(dotted(variables) | moved, untrained(self.programs.hollow))
-        return answer, {BUFFERS: state[BUFFERS]} if moved else {}
+        state = nest_weights(weights | moved, untrained_names(self.programs.meta))
+        return outputs, {BUFFERS: state[BUFFERS]} if moved else {}
 
     def outputs(
         self,
         variables: Variables,
-        inputs: Mapping[str, Any],
+        inputs: Mapping[str, PyTree],
         *,
         train: bool = False,
         rngs: Mapping[str, Array] | None = None,
     ) -> dict[str, Array]:
         """Returns every tensor that the torch module returns, under torch's names."""
-        lowering, leaves = self._bound(variables, inputs, train=train)
-        named = {
+        program, leaves = self._bind(flat_weights(variables), inputs, train=train)
+        refs = {
             name: value
-            for name, value in lowering.program.outputs.items()
+            for name, value in program.outputs.items()
             if name != FINAL and not name.startswith(BLOCK)
         }
-        found = self._run(lowering.program, leaves, list(named.values()), rngs)
-        return dict(zip(named, found, strict=True))
+        results = self._run(program, leaves, list(refs.values()), rngs)
+        return dict(zip(refs, results, strict=True))
 
     def __repr__(self) -> str:
-        made = len(self.programs.made)
-        return f"Lowered({type(self.programs.hollow).__name__}, {made} lowerings)"
+        count = len(self.programs.lowerings)
+        return f"Lowered({type(self.programs.meta).__name__}, {count} lowerings)"
 
     @property
     def num_blocks(self) -> int:
-        """Counts the blocks that `layers` may name."""
-        program = self._lowering(self.variables, self.example, train=False).program
-        return _num_blocks(program)
+        """The number of blocks that `layers` may name."""
+        weights = flat_weights(self.variables)
+        return _num_blocks(self._find_program(weights, self.example, train=False))
 
     def layer(self, name: str) -> int:
-        """Returns the number by which `layers` knows a torch submodule.
+        """Returns the number that a torch submodule has in `layers`.
 
         Raises:
-            ValueError: the submodule is none of the blocks.
+            ValueError: the submodule is not one of the blocks.
         """
-        blocks = self.programs.where.blocks
-        inside = self.programs.hollow.get_submodule(blocks).children() if blocks else ()
-        known = {f"{blocks}.{number}": number for number, _ in enumerate(inside)}
-        if name not in known:
+        blocks = self.programs.points.blocks
+        inside = self.programs.meta.get_submodule(blocks).children() if blocks else ()
+        numbers = {f"{blocks}.{number}": number for number, _ in enumerate(inside)}
+        if name not in numbers:
             raise ValueError(
-                f"{name!r} is no block of this model; its blocks are "
-                f"{', '.join(known) or 'none'}"
+                f"{name!r} is not a block of this model; its blocks are "
+                f"{', '.join(numbers) or 'none'}"
             )
-        return known[name]
+        return numbers[name]
 
-    def _bound(
-        self, variables: Variables, inputs: Mapping[str, Any], *, train: bool
-    ) -> tuple[Lowering, dict[str, Array]]:
-        """Returns the program for these inputs, and the values it starts from."""
+    def _bind(
+        self, weights: Mapping[str, Any], inputs: Mapping[str, PyTree], *, train: bool
+    ) -> tuple[Program, dict[str, Array]]:
+        """Returns the program for these inputs, and the values of its free names."""
         if SEGMENTS in inputs:
-            self._hold_apart(inputs)
-            inputs = unpacked(inputs)
-        named = pytree.tree_map(jnp.asarray, torch_inputs(self.programs.hollow, inputs))
-        lowering = self._lowering(variables, named, train=train)
-        slots, arrays = lowering.program.inputs, pytree.tree_leaves(named)
-        leaves = self._weights(lowering.program, variables)
-        for (name, expected), array in zip(slots.items(), arrays, strict=True):
+            self._check_isolation(inputs)
+            inputs = segments_as_positions(inputs)
+        arrays = pytree.tree_map(jnp.asarray, torch_inputs(self.programs.meta, inputs))
+        program = self._find_program(weights, arrays, train=train)
+        leaves = self._leaves(program, weights)
+        # Torch's pytree flattened the inputs at export; the same flattening here
+        # yields the same order.
+        flat = pytree.tree_leaves(arrays)
+        for (name, expected), array in zip(program.inputs.items(), flat, strict=True):
             leaves[name] = jnp.asarray(array, jax_dtype(expected.dtype))
-        return lowering, leaves
+        return program, leaves
 
-    def _hold_apart(self, inputs: Mapping[str, Any]) -> None:
-        """Checks, once, that this module tells packed documents apart."""
-        owner = type(self.programs.hollow).__name__
-        if "position_ids" not in module_inputs(self.programs.hollow):
+    def _check_isolation(self, inputs: Mapping[str, PyTree]) -> None:
+        """Checks, once, that this module keeps packed documents apart."""
+        owner = type(self.programs.meta).__name__
+        if "position_ids" not in module_inputs(self.programs.meta):
             raise LoweringError(
                 f"{owner} takes no position_ids, so it cannot tell the documents of a "
                 "packed row apart; train it on rows of one document each, with a mask "
@@ -162,57 +180,57 @@ class Lowered:
         if self._is_isolating:
             return
 
-        def run(packed: dict[str, Any]) -> Array:
-            found = self.apply(self.variables, packed)
-            return found.final if found.logits is None else found.logits
+        def run(packed: dict[str, PyTree]) -> Array:
+            outputs = self.apply(self.variables, packed)
+            return outputs.final if outputs.logits is None else outputs.logits
 
         # Small ids are in every vocabulary.
         check_isolation(run, 16, owner)
         self._is_isolating = True
 
-    def _lowering(
-        self, variables: Variables, named: Mapping[str, Any], *, train: bool
-    ) -> Lowering:
+    def _find_program(
+        self, weights: Mapping[str, Any], inputs: Mapping[str, PyTree], *, train: bool
+    ) -> Program:
         """Finds the program whose weights have the dtypes that the variables have."""
-        hollow, given = self.programs.hollow, dotted(variables)
-        dtypes = {}
-        for name, weight in (*hollow.named_parameters(), *hollow.named_buffers()):
-            if name in given and weight.is_floating_point():
-                found = torch_dtype(given[name].dtype)
-                if found != weight.dtype:
-                    dtypes[name] = found
-        return self.programs.find(dtypes, named, train=train)
+        meta, dtypes = self.programs.meta, {}
+        for name, weight in (*meta.named_parameters(), *meta.named_buffers()):
+            if name in weights and weight.is_floating_point():
+                dtype = torch_dtype(weights[name].dtype)
+                if dtype != weight.dtype:
+                    dtypes[name] = dtype
+        return self.programs.find(dtypes, inputs, train=train).program
 
-    def _weights(self, program: Program, variables: Variables) -> dict[str, Array]:
-        given = {**self.fixed, **dotted(variables)}
-        lacking = sorted(set(program.weights.values()) - set(given))
+    def _leaves(self, program: Program, weights: Mapping[str, Any]) -> dict[str, Array]:
+        """Returns the program's weights and constants as arrays, by its own names."""
+        arrays = {**self.fixed, **weights}
+        lacking = sorted(set(program.weights.values()) - set(arrays))
         if lacking:
             raise ValueError(
                 f"the variables lack {', '.join(lacking[:8])} "
                 f"({len(lacking)} of {len(program.weights)} weights); pass all of "
                 "params and buffers, as in `lowered.variables`"
             )
-        leaves = {value: given[name] for value, name in program.weights.items()}
+        leaves = {value: arrays[name] for value, name in program.weights.items()}
         constants = {
             name: jnp.asarray(tensor.detach().cpu().numpy())
             for name, tensor in program.constants.items()
         }
         return leaves | constants
 
-    def _wanted(
+    def _requested_values(
         self, program: Program, layers: Sequence[int], *, hidden_alone: bool
     ) -> dict[str, Any]:
-        """Returns the values to compute, by name, blocks in the order asked for."""
+        """Returns the values to compute, by name, blocks in the order of `layers`."""
         outputs = dict(program.outputs)
         if FINAL not in outputs and "last_hidden_state" in outputs:
             outputs[FINAL] = outputs["last_hidden_state"]
         if hidden_alone and FINAL not in outputs:
             raise LoweringError(
-                f"{type(self.programs.hollow).__name__} has no trunk to take hidden "
+                f"{type(self.programs.meta).__name__} has no trunk to take hidden "
                 "states from: it has neither an output embedding nor a base model"
             )
         count = _num_blocks(program)
-        named: dict[str, Any] = {}
+        refs: dict[str, Any] = {}
         for order, layer in enumerate(layers):
             number = layer + count if layer < 0 else layer
             source = FINAL if number == count else f"{BLOCK}{number}"
@@ -221,75 +239,80 @@ class Lowered:
                     f"layers names {layer}; this model has {count} blocks, so it must "
                     f"be from {-count} to {count}"
                 )
-            named[f"{BLOCK}{order}"] = outputs[source]
+            refs[f"{BLOCK}{order}"] = outputs[source]
         if hidden_alone:
             return {FINAL: outputs[FINAL]}
+        # A module that returns one bare tensor is a classifier or a layer: its tensor
+        # takes the place of logits.
         outputs.setdefault("logits", outputs.get("output"))
-        return named | {
+        return refs | {
             name: outputs[name]
             for name in ("logits", FINAL)
             if outputs.get(name) is not None
         }
 
-    def _unembed(self, variables: Variables, final: Array) -> Array:
-        """Turns final hidden states of any leading shape into logits."""
-        program = self._lowering(variables, self.example, train=False).program
-        mark, steps = _head(program, type(self.programs.hollow).__name__)
-        read = {name for step in steps for name in step.refs()}
-        known = self._weights(program, variables) | {mark.name: final}
-        leaves = {name: known[name] for name in sorted(read & set(known))}
-        wanted = (program.outputs["logits"],)
-        return self._evaluate(program, tuple(steps), wanted, leaves, None)[0]
+    def _unembed(self, weights: Mapping[str, Any], final: Array) -> Array:
+        """Returns the logits of final hidden states of any leading shape."""
+        program = self._find_program(weights, self.example, train=False)
+        trunk_end, steps = _head_steps(program, type(self.programs.meta).__name__)
+        names = {name for step in steps for name in step.refs()}
+        arrays = self._leaves(program, weights) | {trunk_end.name: final}
+        leaves = {name: arrays[name] for name in sorted(names & set(arrays))}
+        refs = (program.outputs["logits"],)
+        return self._evaluate(program, tuple(steps), refs, leaves, None)[0]
 
     def _run(
         self,
         program: Program,
         leaves: Mapping[str, Array],
-        wanted: Sequence[Any],
+        refs: Sequence[Any],
         rngs: Mapping[str, Array] | None,
     ) -> list[Array]:
-        steps = program.needed(wanted)
+        """Computes the referenced values and nothing that they do not depend on."""
+        steps = program.dependencies(refs)
         rng = (rngs or {}).get("dropout")
-        if rng is None and _runtime().needs_key(steps):
+        if rng is None and _import_interpreter().needs_key(steps):
             raise ValueError(
-                f"{type(self.programs.hollow).__name__} draws random numbers here, for "
+                f"{type(self.programs.meta).__name__} draws random numbers here, for "
                 "dropout most likely; pass rngs={'dropout': jax.random.key(…)}, or "
                 "train=False"
             )
-        return self._evaluate(program, steps, tuple(wanted), leaves, rng)
+        return self._evaluate(program, steps, tuple(refs), leaves, rng)
 
     def _evaluate(
         self,
         program: Program,
         steps: tuple[Instruction, ...],
-        wanted: tuple[Any, ...],
+        refs: tuple[Any, ...],
         leaves: Mapping[str, Array],
         rng: Array | None,
     ) -> list[Array]:
         """Runs under a jit of its own: one trace a shape, in and out of other jits."""
-        key = (id(program), wanted, len(steps))
+        # Programs are kept for the life of the model, so their ids are never reused.
+        # The count of steps separates the output embedding alone from the whole.
+        key = (id(program), refs, len(steps))
         if key not in self._compiled:
-            runtime = _runtime()
-            runtime.register(steps)
+            interpreter = _import_interpreter()
+            interpreter.register(steps)
 
             def run(leaves: Mapping[str, Array], rng: Array | None) -> list[Array]:
-                return runtime.evaluate(program, steps, wanted, leaves, rng)
+                return interpreter.evaluate(program, steps, refs, leaves, rng)
 
             self._compiled[key] = jax.jit(run)
         return self._compiled[key](dict(leaves), rng)
 
 
-def _runtime() -> ModuleType:
-    """Imports what needs torch2jax, which other parts of the bridge do without."""
+def _import_interpreter() -> ModuleType:
+    """Imports the interpreter, the only part of the bridge that needs torch2jax."""
     try:
-        from dew.bridges.lowering import interpreter as lowering_runtime
+        from dew.bridges.lowering import interpreter
     except ModuleNotFoundError as missing:
         raise ImportError(
             f"lowering a torch module needs {missing.name}: pip install "
             "'dew-bridge[torch]'. torch2jax is under GPLv3, or MIT for personal use, "
             "non-profits and companies of at most 25 people"
         ) from missing
-    return lowering_runtime
+    return interpreter
 
 
 def _num_blocks(program: Program) -> int:
@@ -303,6 +326,7 @@ def _names_buffers(mutable: Any) -> bool:
 
 
 def _outputs(values: Mapping[str, Array], num_layers: int) -> Outputs:
+    """Collects the computed values into the outputs of a model."""
     return Outputs(
         logits=values.get("logits"),
         final=values.get(FINAL),
@@ -310,20 +334,22 @@ def _outputs(values: Mapping[str, Array], num_layers: int) -> Outputs:
     )
 
 
-def _head(program: Program, owner: str) -> tuple[Ref, list[Instruction]]:
-    """Cuts the program at the trunk's end; what follows must fit any length.
+def _head_steps(program: Program, owner: str) -> tuple[Ref, list[Instruction]]:
+    """Cuts the program at the trunk's end; the rest must hold at any length.
 
     Raises:
         LoweringError: there is no such cut, or what follows it mixes positions.
     """
-    mark, logits = program.outputs.get(FINAL), program.outputs.get("logits")
-    if not isinstance(mark, Ref) or logits is None:
+    trunk_end, logits = program.outputs.get(FINAL), program.outputs.get("logits")
+    if not isinstance(trunk_end, Ref) or logits is None:
         raise LoweringError(
             f"{owner} cannot be split into a trunk and an output embedding: it gives "
             "no logits from an embedding of its own; use the whole model"
         )
-    steps = program.needed([logits], given=[mark.name])
+    steps = program.dependencies([logits], given=[trunk_end.name])
     inputs = set(program.inputs)
+    # A step that reads the module's inputs, or an op that may mix positions, would make
+    # the logits of a chunk differ from those of the whole sequence.
     faults = [
         f"{step.target} in {step.origin}"
         for step in steps
@@ -334,11 +360,11 @@ def _head(program: Program, owner: str) -> tuple[Ref, list[Instruction]]:
             f"{owner} cannot be split into a trunk and an output embedding: after its "
             f"trunk it still runs {', '.join(faults)}; use the whole model"
         )
-    return mark, [_opened(step) for step in steps]
+    return trunk_end, [_open_shape(step) for step in steps]
 
 
-def _opened(step: Instruction) -> Instruction:
-    """Returns the instruction with its result's shape left open."""
+def _open_shape(step: Instruction) -> Instruction:
+    """Returns the instruction without the check of its result's shape."""
     match step.expected:
         case Expected() as one:
             return replace(step, expected=replace(one, shape=None))

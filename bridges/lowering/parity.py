@@ -1,17 +1,17 @@
-"""The one check a lowering must pass: torch's own answer on the same inputs."""
+"""The check that every lowering must pass: torch's outputs on the same inputs."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import torch
+from jaxtyping import PyTree
 from torch.utils import _pytree as pytree
 
 from dew.bridges.lowering.errors import LoweringParityError
 from dew.bridges.lowering.model import Lowered
 from dew.bridges.lowering.programs import example_tensors
-from dew.bridges.lowering.torch_export import Capture
+from dew.bridges.lowering.torch_export import Capture, CapturePoints
 
 EXACT = 1e-4
 """Largest difference allowed in float32, in standard deviations of torch's output; over
@@ -23,35 +23,38 @@ ROUNDED = 5e-2
 
 
 def torch_outputs(
-    module: torch.nn.Module, inputs: Mapping[str, Any], where: Any
+    module: torch.nn.Module, inputs: Mapping[str, PyTree], points: CapturePoints
 ) -> dict[str, torch.Tensor]:
-    """Runs the module in torch on arrays given by its own names, blocks included."""
+    """Runs the module in torch on arrays by its own names; returns its tensors by name.
+
+    The captured trunk and blocks are among them, under `FINAL` and `BLOCK`.
+    """
     empty = example_tensors(module, inputs)
     tensors = pytree.tree_map(
         lambda like, array: torch.from_numpy(np.array(array)).to(like),
         empty,
         dict(inputs),
     )
-    return Capture(module, where)(tensors)
+    return Capture(module, points)(tensors)
 
 
 def check_parity(lowered: Lowered, module: torch.nn.Module) -> float:
-    """Returns the largest difference from torch, in standard deviations.
+    """Returns the largest difference from torch, in standard deviations of an output.
 
     Raises:
-        LoweringParityError: some output differs by more than rounding explains.
+        LoweringParityError: an output differs by more than rounding explains.
     """
-    where = lowered.programs.where
+    points = lowered.programs.points
     with torch.no_grad():
-        theirs = torch_outputs(module, lowered.example, where)
-    ours = lowered.outputs(lowered.variables, lowered.example)
+        expected = torch_outputs(module, lowered.example, points)
+    outputs = lowered.outputs(lowered.variables, lowered.example)
     worst, faults = 0.0, []
-    for name, array in ours.items():
-        want = theirs[name].double().numpy()
+    for name, array in outputs.items():
+        want = expected[name].double().numpy()
         got = np.asarray(jnp.asarray(array, jnp.float32)).astype(np.float64)
         finite = np.isfinite(want)
         gaps = np.abs(got - want)[finite] / max(float(np.std(want)), 1e-6)
-        is_half = theirs[name].dtype in (torch.bfloat16, torch.float16)
+        is_half = expected[name].dtype in (torch.bfloat16, torch.float16)
         gap = float(np.sqrt(np.mean(gaps**2)) if is_half else np.max(gaps, initial=0))
         allowed = ROUNDED if is_half else EXACT
         # Written so that a NaN fails.

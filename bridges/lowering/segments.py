@@ -1,11 +1,11 @@
-"""Packed rows in torch modules: documents told apart by positions that restart."""
+"""Packed rows in torch modules: positions restart at each document."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import PyTree
 
 from dew.bridges.lowering.errors import LoweringError
 
@@ -15,30 +15,31 @@ _LEAK = 1e-3
 Rounding alone gives 1e-6; a leak gives about 1."""
 
 
-def restarting(segment_ids: Array) -> Array:
-    """Returns positions that count from 0 in each run of equal segment ids."""
+def segment_positions(segment_ids: Array) -> Array:
+    """Returns positions [batch, seq] that count from 0 in each run of equal ids."""
     index = jax.lax.broadcasted_iota(jnp.int32, segment_ids.shape, 1)
     starts = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)))
     return index - jax.lax.cummax(jnp.where(starts, index, 0), axis=1)
 
 
-def unpacked(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Says the segments in torch's way: by positions, and with no mask beside them.
+def segments_as_positions(inputs: Mapping[str, PyTree]) -> dict[str, PyTree]:
+    """Replaces `segment_ids` by positions, and removes the mask.
 
-    Transformers tells documents apart where positions restart, and only where no
-    attention mask is given; padding is a segment like another.
+    Transformers separates packed documents where positions restart, and only if there
+    is no attention mask; padding is a segment like any other.
     """
-    rest = {k: v for k, v in inputs.items() if k not in (SEGMENTS, "mask")}
-    given = rest.get("positions")
+    inputs_left = {k: v for k, v in inputs.items() if k not in (SEGMENTS, "mask")}
+    positions = inputs_left.get("positions")
     segments = jnp.asarray(inputs[SEGMENTS])
-    rest["positions"] = restarting(segments) if given is None else given
-    return rest
+    if positions is None:
+        inputs_left["positions"] = segment_positions(segments)
+    return inputs_left
 
 
 def check_isolation(
-    run: Callable[[dict[str, Any]], Array], vocab: int, owner: str
+    run: Callable[[dict[str, PyTree]], Array], vocab: int, owner: str
 ) -> None:
-    """Holds a model to its promise: a document's output ignores the one before it.
+    """Checks that a document's outputs do not depend on the document before it.
 
     Two rows share their second document and differ in their first.
 
@@ -46,7 +47,7 @@ def check_isolation(
         LoweringError: the outputs of the second documents differ.
     """
     length = 8
-    # Concrete even where the caller is being traced.
+    # Concrete even where the caller is being traced: the difference decides an error.
     with jax.ensure_compile_time_eval():
         key = jax.random.key(0)
         first = jax.random.randint(key, (2, length), 0, vocab)
@@ -54,7 +55,9 @@ def check_isolation(
         tokens = jnp.concatenate([first, jnp.repeat(second, 2, axis=0)], axis=1)
         segments = jnp.repeat(jnp.array([[1], [2]]), length, axis=1).reshape(1, -1)
         segments = jnp.repeat(segments, 2, axis=0)
-        out = run(unpacked({"tokens": tokens, SEGMENTS: segments}))[:, length:]
+        out = run(segments_as_positions({"tokens": tokens, SEGMENTS: segments}))[
+            :, length:
+        ]
         moved = float(jnp.abs(out[0] - out[1]).max() / jnp.std(out))
     if not moved < _LEAK:
         raise LoweringError(

@@ -1,4 +1,4 @@
-"""A torch module to a `Program`: `torch.export`, with trunk and blocks marked."""
+"""Exports a torch module to a `Program`, with trunk and blocks captured."""
 
 import contextlib
 import copy
@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import PyTree
 from torch._ops import OpOverload
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
 from dew.bridges.lowering.errors import LoweringExportError
-from dew.bridges.lowering.graph import Program, program_from_export, renamed
+from dew.bridges.lowering.graph import Program, program_from_export, rename_weights
 from dew.bridges.lowering.lock import TRACING
 from dew.bridges.names import aliases
 
 FINAL, BLOCK = "final", "block."
-"""Names of the marked values; what the module itself returns is under its own names."""
-
+"""Names of the captured values; the module's own outputs keep their names."""
 
 _FAULTS = (
     ArithmeticError,
@@ -33,52 +33,62 @@ _FAULTS = (
     TypeError,
     ValueError,
 )
-"""What an export raises: torch's own errors, sympy's, and the module's."""
+"""Errors of an export: torch's own, sympy's, and those of the module's forward."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CapturePoints:
-    """Where a module's trunk ends and its blocks are; None where it has none."""
+    """Names of a module's output embedding, base model and block list, None if absent.
+
+    The trunk ends where `head` begins, or without a head where `trunk` ends.
+    """
 
     head: str | None
     trunk: str | None
     blocks: str | None
 
 
-def marks(module: torch.nn.Module, blocks: str | None = None) -> CapturePoints:
-    """Finds the output embedding, the base model and the list of blocks."""
+def capture_points(module: torch.nn.Module, blocks: str | None = None) -> CapturePoints:
+    """Finds the output embedding, the base model and the list of blocks.
+
+    Raises:
+        ValueError: there is no submodule named `blocks`.
+    """
     names = {id(child): name for name, child in module.named_modules()}
-    embedding = _asked(module, "get_output_embeddings")
+    embedding = _transformers_attribute(module, "get_output_embeddings")
     head = names.get(id(embedding)) if embedding is not None else None
-    base = vars(type(module)).get("base_model_prefix") or _asked(module, "base_model")
+    base = vars(type(module)).get("base_model_prefix") or _transformers_attribute(
+        module, "base_model"
+    )
     trunk = base if isinstance(base, str) else names.get(id(base))
-    known = dict(module.named_modules())
-    if blocks is not None and blocks not in known:
+    submodules = dict(module.named_modules())
+    if blocks is not None and blocks not in submodules:
         raise ValueError(
             f"{type(module).__name__} has no submodule {blocks!r} to take blocks from"
         )
     return CapturePoints(
         head=head,
-        trunk=trunk if trunk in known and trunk else None,
+        trunk=trunk if trunk in submodules and trunk else None,
         blocks=blocks or _blocks(module),
     )
 
 
-def _asked(module: torch.nn.Module, name: str) -> Any:
-    """Returns what a transformers method or property of that name says, else None."""
-    found = inspect.getattr_static(module, name, None)
-    match found:
+def _transformers_attribute(module: torch.nn.Module, name: str) -> Any:
+    """Returns the value of a transformers method or property, None if it has none."""
+    # Static, as `getattr` on a module searches its submodules too.
+    member = inspect.getattr_static(module, name, None)
+    match member:
         case None:
             return None
         case property():
-            return found.fget(module) if found.fget else None
+            return member.fget(module) if member.fget else None
         case _:
-            return found.__get__(module)()
+            return member.__get__(module)()
 
 
 def _blocks(module: torch.nn.Module) -> str | None:
     """Names the longest list of like submodules, a decoder's before an encoder's."""
-    found = [
+    lists = [
         (path, children)
         for path, children in module.named_modules()
         if isinstance(children, torch.nn.ModuleList)
@@ -88,83 +98,91 @@ def _blocks(module: torch.nn.Module) -> str | None:
     ]
     outer = [
         (path, children)
-        for path, children in found
-        if not any(path.startswith(f"{other}.") for other, _ in found)
+        for path, children in lists
+        if not any(path.startswith(f"{other}.") for other, _ in lists)
     ]
     ranked = sorted(outer, key=lambda item: ("decoder" not in item[0], -len(item[1])))
     return ranked[0][0] if ranked else None
 
 
 class Capture(torch.nn.Module):
-    """Calls a module by keywords and returns its tensors, marked ones included."""
+    """Wraps a module: inputs as one dict, outputs as one dict with captured values."""
 
-    def __init__(self, module: torch.nn.Module, where: CapturePoints) -> None:
+    def __init__(self, module: torch.nn.Module, points: CapturePoints) -> None:
         super().__init__()
         self.module = module
-        self.where = where
+        self.points = points
         self.fixed = fixed_arguments(module)
 
-    def forward(self, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
-        """Returns the module's tensors by name, then the marked ones."""
-        marked: dict[str, torch.Tensor] = {}
-        with _hooks(self.module, self.where, marked):
+    def forward(self, inputs: dict[str, PyTree]) -> dict[str, torch.Tensor]:
+        """Returns the module's tensors by name, then the captured ones."""
+        captured: dict[str, torch.Tensor] = {}
+        with _hooks(self.module, self.points, captured):
             returned = self.module(**inputs, **self.fixed)
-        return dict(_tensors(returned)) | marked
+        return dict(_tensors(returned)) | captured
 
 
 def fixed_arguments(module: torch.nn.Module) -> dict[str, bool]:
-    """Returns the switches that a forward of tensors alone needs: no cache, by name."""
-    takes = inspect.signature(module.forward).parameters
-    wanted = {"use_cache": False, "return_dict": True}
-    return {name: value for name, value in wanted.items() if name in takes}
+    """Returns the switches that make a transformers forward return named tensors."""
+    parameters = inspect.signature(module.forward).parameters
+    switches = {"use_cache": False, "return_dict": True}
+    return {name: value for name, value in switches.items() if name in parameters}
 
 
 def _tensors(returned: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the tensors of whatever a forward returns, by name; caches are skipped."""
+    """Yields the tensors that a forward returned, by name; caches are skipped."""
     match returned:
         case torch.Tensor():
             yield "output", returned
         case Mapping():
             items = returned.items()
-            yield from _named(items)
+            yield from _named_tensors(items)
         case list() | tuple():
-            yield from _named((str(i), item) for i, item in enumerate(returned))
+            yield from _named_tensors((str(i), item) for i, item in enumerate(returned))
 
 
-def _named(items: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def _named_tensors(items: Any) -> Iterator[tuple[str, torch.Tensor]]:
     for name, value in items:
         if isinstance(value, torch.Tensor):
             yield name, value
         elif isinstance(value, list | tuple):
-            yield from _named((f"{name}.{i}", item) for i, item in enumerate(value))
+            yield from _named_tensors(
+                (f"{name}.{i}", item) for i, item in enumerate(value)
+            )
         elif isinstance(value, Mapping):
-            yield from _named((f"{name}.{key}", item) for key, item in value.items())
+            yield from _named_tensors(
+                (f"{name}.{key}", item) for key, item in value.items()
+            )
 
 
 @contextlib.contextmanager
 def _hooks(
-    module: torch.nn.Module, where: CapturePoints, marked: dict[str, torch.Tensor]
+    module: torch.nn.Module,
+    points: CapturePoints,
+    captured: dict[str, torch.Tensor],
 ) -> Iterator[None]:
-    """Collects the head's input and every block's output while the module runs."""
+    """Captures the head's input and every block's output while the module runs."""
 
     def block(_: Any, __: Any, output: Any) -> None:
         first = output if isinstance(output, torch.Tensor) else output[0]
-        marked[f"{BLOCK}{sum(name.startswith(BLOCK) for name in marked)}"] = first
+        count = sum(name.startswith(BLOCK) for name in captured)
+        captured[f"{BLOCK}{count}"] = first
 
     def head(_: Any, args: Any) -> None:
-        marked[FINAL] = args[0]
+        captured[FINAL] = args[0]
 
     def trunk(_: Any, __: Any, output: Any) -> None:
         first = output if isinstance(output, torch.Tensor) else output[0]
-        marked.setdefault(FINAL, first)
+        captured.setdefault(FINAL, first)
 
     handles = []
-    if where.head is not None:
-        handles.append(module.get_submodule(where.head).register_forward_pre_hook(head))
-    elif where.trunk is not None:
-        handles.append(module.get_submodule(where.trunk).register_forward_hook(trunk))
-    if where.blocks is not None:
-        for child in module.get_submodule(where.blocks).children():
+    if points.head is not None:
+        embedding = module.get_submodule(points.head)
+        handles.append(embedding.register_forward_pre_hook(head))
+    elif points.trunk is not None:
+        handles.append(module.get_submodule(points.trunk).register_forward_hook(trunk))
+    if points.blocks is not None:
+        for child in module.get_submodule(points.blocks).children():
             handles.append(child.register_forward_hook(block))
     try:
         yield
@@ -180,14 +198,14 @@ def meta_copy(
 ) -> torch.nn.Module:
     """Copies a module without its weights' values, in the dtypes given by name.
 
-    Storage is reserved and never touched, so it costs address space alone; a module
-    with a parameter on the meta device is put there whole, unless `device` says where.
-    What is not a parameter or a buffer is copied as it is.
+    Storage is reserved and never touched, so it costs address space alone. A module
+    with a parameter on the meta device is put there entirely, unless `device` names
+    another. Attributes that are neither parameters nor buffers are copied deeply.
     """
     if device is None and any(weight.is_meta for weight in module.parameters()):
         device = "meta"
 
-    def hollow(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def empty_copy(name: str, tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(
             tensor.detach(),
             dtype=dtypes.get(name, tensor.dtype),
@@ -195,76 +213,86 @@ def meta_copy(
         )
 
     memo: dict[int, Any] = {
-        id(buffer): hollow(name, buffer) for name, buffer in module.named_buffers()
+        id(buffer): empty_copy(name, buffer) for name, buffer in module.named_buffers()
     }
     for name, weight in module.named_parameters():
         memo[id(weight)] = torch.nn.Parameter(
-            hollow(name, weight), requires_grad=weight.requires_grad
+            empty_copy(name, weight), requires_grad=weight.requires_grad
         )
     return copy.deepcopy(module, memo)
 
 
 def export(
     module: torch.nn.Module,
-    inputs: Mapping[str, Any],
-    where: CapturePoints,
+    inputs: Mapping[str, PyTree],
+    points: CapturePoints,
     *,
     train: bool,
     dynamic: bool,
 ) -> Program:
-    """Exports a module at the shapes of `inputs`, batch and length left free if asked.
+    """Exports a module at the shapes of `inputs`, or with `dynamic` of any such shapes.
+
+    The module is left in the mode that `train` sets.
 
     Raises:
-        LoweringExportError: torch cannot make one graph of it, or cannot free of
-            mutation the graph it makes, or the graph would freeze a random mask.
+        LoweringExportError: torch cannot make one graph of it, or cannot remove the
+            graph's mutations, or the graph would contain a fixed random mask.
     """
     if train:
         _refuse_frozen_masks(module)
     module.train(train)
-    wrapper = Capture(module, where)
-    shapes = pytree.tree_map(_free, dict(inputs)) if dynamic else None
+    wrapper = Capture(module, points)
+    shapes = pytree.tree_map(_free_axes, dict(inputs)) if dynamic else None
     try:
-        with TRACING, warnings.catch_warnings(), _told():
+        with TRACING, warnings.catch_warnings(), _stderr_on_success():
             # Torch's own copy of a tree spec warns of torch's own deprecation.
             warnings.filterwarnings("ignore", ".*LeafSpec.*", FutureWarning)
+            # Not strict: the module's Python runs as it is, so that hooks, dataclass
+            # outputs and transformers' own decorators need no bytecode analysis.
             exported = torch.export.export(
                 wrapper,
                 (dict(inputs),),
                 strict=False,
                 dynamic_shapes=None if shapes is None else (shapes,),
             )
+            # Decomposing makes the graph functional. It is done only where needed, as
+            # it also splits ops that have one JAX implementation.
             if _mutates(exported):
                 exported = exported.run_decompositions({})
     except _FAULTS as fault:
-        raise LoweringExportError(_refusal(module, fault)) from fault
+        raise LoweringExportError(_export_message(module, fault)) from fault
     program = program_from_export(
         exported,
         _output_names(exported),
         # The private list is the only place that holds the branches torch took.
         guards=tuple(exported._guards_code) if dynamic else (),  # pyright: ignore[reportPrivateUsage]
     )
-    if program.reading:
-        listed = "".join(f"\n  {s.target} in {s.origin}" for s in program.reading)
+    # After the export: torch represents such numbers by symbols, which only the
+    # instructions that an output depends on make a fault.
+    if program.data_dependent:
+        listed = "".join(
+            f"\n  {s.target} in {s.origin}" for s in program.data_dependent
+        )
         raise LoweringExportError(
             f"{type(module).__name__} reads numbers out of tensors, which no compiled "
             f"graph can:{listed}\nKeep it in torch as a live teacher"
         )
-    return renamed(program, aliases(module))
+    return rename_weights(program, aliases(module))
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
-    """Holds back what goes to stderr, and drops it if the export fails.
+def _stderr_on_success() -> Iterator[None]:
+    """Buffers stderr, and drops it if the export fails.
 
-    Torch prints the whole graph then, which says nothing that the error does not.
+    Torch prints the whole graph then, which adds nothing to the error.
     """
-    with contextlib.redirect_stderr(io.StringIO()) as held:
+    with contextlib.redirect_stderr(io.StringIO()) as captured:
         yield
-    sys.stderr.write(held.getvalue())
+    sys.stderr.write(captured.getvalue())
 
 
 def _refuse_frozen_masks(module: torch.nn.Module) -> None:
-    """Refuses SpecAugment, whose masks numpy draws: a graph would hold one for good."""
+    """Refuses SpecAugment: numpy draws its masks, and a graph would keep the first."""
     config = vars(module).get("config")
     fields = config.to_dict() if config is not None else {}
     rates = [fields.get(f"mask_{axis}_prob") for axis in ("time", "feature")]
@@ -277,8 +305,8 @@ def _refuse_frozen_masks(module: torch.nn.Module) -> None:
         )
 
 
-def _free(tensor: torch.Tensor) -> dict[int, Any]:
-    """Frees the batch and, of integer inputs, the length; images keep their size."""
+def _free_axes(tensor: torch.Tensor) -> dict[int, Any]:
+    """Frees the batch axis and, of integer inputs, the length; not image sizes."""
     token_like = not tensor.dtype.is_floating_point
     return {axis: Dim.AUTO for axis in range(min(tensor.ndim, 2 if token_like else 1))}
 
@@ -294,7 +322,7 @@ def _mutates(exported: ExportedProgram) -> bool:
         isinstance(node.target, OpOverload)
         and (
             node.target._schema.is_mutable  # pyright: ignore[reportPrivateUsage]
-            # Moves its running statistics, which its schema does not say.
+            # It updates its running statistics, although its schema is not mutable.
             or (node.target == torch.ops.aten.batch_norm.default and node.args[5])
         )
         for graph in exported.graph_module.modules()
@@ -303,14 +331,14 @@ def _mutates(exported: ExportedProgram) -> bool:
     )
 
 
-def _refusal(module: torch.nn.Module, fault: BaseException) -> str:
-    """Says where in the module's own source the export stopped, and what to try."""
+def _export_message(module: torch.nn.Module, fault: BaseException) -> str:
+    """Returns where in the module's source the export stopped, and what to try."""
     frames = traceback.extract_tb(fault.__traceback__)
     own = [frame for frame in frames if "/torch/" not in frame.filename]
     last = own[-1] if own else frames[-1]
     short = "/".join(last.filename.rsplit("/", 2)[-2:])
     first_line = next(iter(str(fault).strip().splitlines()), type(fault).__name__)
-    told = (
+    message = (
         f"torch.export cannot make one graph of {type(module).__name__}: it stops at "
         f"{short}:{last.lineno}, `{last.line}`: {first_line}"
     )
@@ -318,10 +346,10 @@ def _refusal(module: torch.nn.Module, fault: BaseException) -> str:
         "data-dependent" in str(fault).lower()
         or "DataDependent" in type(fault).__name__
     ):
-        told += (
+        message += (
             "\nThat line branches on the values of a tensor, which no compiled graph "
             'can. Try a config without rope_type="dynamic"; for a mixture of experts '
             'config._experts_implementation = "grouped_mm" or "batched_mm"; for '
             "training, layerdrop 0; or keep the model in torch as a live teacher"
         )
-    return told
+    return message

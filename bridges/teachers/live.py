@@ -22,7 +22,7 @@ import torch
 from dew.bridges.dlpack import ALIGNMENT, to_jax
 from dew.bridges.lowering.lock import TRACING
 from dew.bridges.lowering.programs import example_tensors
-from dew.bridges.lowering.torch_export import BLOCK, FINAL, Capture, marks
+from dew.bridges.lowering.torch_export import BLOCK, FINAL, Capture, capture_points
 from dew.bridges.names import torch_inputs
 from dew.objectives.distillation.teachers import (
     IDS,
@@ -104,32 +104,32 @@ class LiveTeacher:
             name: torch.from_numpy(np.array(named[name])).to(empty[name])
             for name in named
         }
-        wrapper = Capture(self.module, marks(self.module))
+        wrapper = Capture(self.module, capture_points(self.module))
         with torch.inference_mode():
             found = wrapper(tensors)
-            scores = self._handed(found.get("logits", found.get("output")))
+            scores = self._scores_from_logits(found.get("logits", found.get("output")))
             blocks = [v for n, v in found.items() if n.startswith(BLOCK)]
             hidden = {
-                hidden_name(place): _shared(_layer(found, blocks, layer))
+                hidden_name(place): _to_jax(_layer_output(found, blocks, layer))
                 for place, layer in enumerate(self.layers)
             }
         return {**batch, **scores, **hidden}
 
-    def _handed(self, logits: torch.Tensor | None) -> dict[str, jax.Array]:
+    def _scores_from_logits(self, logits: torch.Tensor | None) -> dict[str, jax.Array]:
         if logits is None:
             raise ValueError(
                 f"{type(self.module).__name__} gives no logits for a student to learn; "
                 "a live teacher is a model with a head"
             )
         if self.top_k is None:
-            return {LOGITS: _shared(logits)}
+            return {LOGITS: _to_jax(logits)}
         scaled = torch.log_softmax(logits.float() / self.temperature, dim=-1)
         kept, ids = scaled.topk(self.top_k, dim=-1)
         rest = scaled.scatter(-1, ids, float("-inf"))
         return {
-            IDS: _shared(ids.to(torch.int32)),
-            LOG_PROBS: _shared(kept),
-            TAIL: _shared(torch.logsumexp(rest, dim=-1)),
+            IDS: _to_jax(ids.to(torch.int32)),
+            LOG_PROBS: _to_jax(kept),
+            TAIL: _to_jax(torch.logsumexp(rest, dim=-1)),
         }
 
     def scored(self, batches: Iterable[Batch]) -> "Scoring":
@@ -141,7 +141,7 @@ class LiveTeacher:
         return Scoring(self, batches)
 
 
-def _layer(
+def _layer_output(
     found: Mapping[str, torch.Tensor], blocks: Sequence[torch.Tensor], layer: int
 ) -> torch.Tensor:
     count = len(blocks)
@@ -155,7 +155,7 @@ def _layer(
     return blocks[layer]
 
 
-def _shared(tensor: torch.Tensor) -> jax.Array:
+def _to_jax(tensor: torch.Tensor) -> jax.Array:
     """Hands over a tensor of this call's own; where it lies badly, as a copy."""
     dense = tensor.contiguous()
     return to_jax(dense, copy=dense.data_ptr() % ALIGNMENT != 0)

@@ -18,10 +18,10 @@ from dew.bridges.lowering.ops import (
     shape,
     sizes,
 )
-from dew.bridges.lowering.ops.aliases import aliased
+from dew.bridges.lowering.ops.aliases import alias_entries
 from dew.bridges.lowering.ops.op import Op as Op
 from dew.bridges.lowering.ops.op import torch_arithmetic as torch_arithmetic
-from dew.bridges.lowering.ops.random import draws as draws
+from dew.bridges.lowering.ops.random import is_random as is_random
 
 _NAMED: dict[str, Op] = {
     **pointwise.OPS,
@@ -37,7 +37,7 @@ _NAMED: dict[str, Op] = {
     **random.OPS,
     **sizes.OPS,
 }
-TABLE: dict[str, Op] = {**aliased(_NAMED), **_NAMED}
+TABLE: dict[str, Op] = {**alias_entries(_NAMED), **_NAMED}
 """Every op that lowers, less those a program adds with `dew.bridges.implements`."""
 
-__all__ = ["TABLE", "Op", "draws", "torch_arithmetic"]
+__all__ = ["TABLE", "Op", "is_random", "torch_arithmetic"]

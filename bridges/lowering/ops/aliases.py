@@ -41,7 +41,7 @@ ALIASES: Mapping[str, str] = {
 }
 
 
-def aliased(table: Mapping[str, Op]) -> dict[str, Op]:
+def alias_entries(table: Mapping[str, Op]) -> dict[str, Op]:
     """Returns the table's ops once more, under their second names."""
     overloads = [name.split(".") for name in table]
     return {

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from dew.bridges.lowering.ops.op import Op
-from dew.bridges.lowering.ops.reduce import wide
+from dew.bridges.lowering.ops.reduce import widen
 
 Sizes: TypeAlias = Sequence[int] | int
 
@@ -20,7 +20,7 @@ def _each(sizes: Sizes, rank: int) -> tuple[int, ...]:
     return many * rank if len(many) == 1 else many
 
 
-def _batched(x: Array, rank: int) -> tuple[Array, bool]:
+def _with_batch(x: Array, rank: int) -> tuple[Array, bool]:
     """Adds the batch axis that torch lets a single example leave out."""
     return (x[None], True) if x.ndim == rank + 1 else (x, False)
 
@@ -49,7 +49,7 @@ def _conv(
     groups: int = 1,
 ) -> Array:
     rank = weight.ndim - 2
-    x, single = _batched(input, rank)
+    x, single = _with_batch(input, rank)
     dilation = _each(dilation, rank)
     out = jax.lax.conv_general_dilated(
         x,
@@ -76,7 +76,7 @@ def _conv_transpose(
 ) -> Array:
     """The gradient of a conv with respect to its input, as a dilated conv."""
     rank = weight.ndim - 2
-    x, single = _batched(input, rank)
+    x, single = _with_batch(input, rank)
     stride, padding, dilation, extra = (
         _each(sizes, rank) for sizes in (stride, padding, dilation, output_padding)
     )
@@ -148,7 +148,7 @@ def _max_pool(
     kernel = _each(kernel_size, rank)
     strides = _each(stride, rank) or kernel
     pads, dilations = _each(padding, rank), _each(dilation, rank)
-    x, single = _batched(self, rank)
+    x, single = _with_batch(self, rank)
     edges = [
         _window(n, k, s, p, d, ceil_mode)
         for n, k, s, p, d in zip(
@@ -197,7 +197,7 @@ def _avg_pool(
     kernel = _each(kernel_size, rank)
     strides = _each(stride, rank) or kernel
     pads = _each(padding, rank)
-    x, single = _batched(wide(self), rank)
+    x, single = _with_batch(widen(self), rank)
     edges = [
         _window(n, k, s, p, 1, ceil_mode)
         for n, k, s, p in zip(x.shape[2:], kernel, strides, pads, strict=True)
@@ -224,7 +224,7 @@ def _avg_pool(
 def _adaptive_avg_pool(self: Array, output_size: Sizes, *, rank: int) -> Array:
     """Averages each axis over torch's bins: floor(i·n/m) to ceil((i+1)·n/m)."""
     sizes = _each(output_size, rank)
-    out = wide(self)
+    out = widen(self)
     for offset, bins in enumerate(sizes):
         axis = self.ndim - rank + offset
         length = self.shape[axis]
@@ -243,7 +243,7 @@ def _unfold(
     padding: Sizes = 0,
     stride: Sizes = 1,
 ) -> Array:
-    x, single = _batched(input, 2)
+    x, single = _with_batch(input, 2)
     kernel, dilation = _each(kernel_size, 2), _each(dilation, 2)
     patches = jax.lax.conv_general_dilated_patches(
         x,

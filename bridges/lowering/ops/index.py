@@ -110,14 +110,14 @@ def _grid(index: Array, dim: int) -> tuple[Any, ...]:
 
 
 def _scatter(self: Array, dim: int, index: Array, src: Any) -> Array:
-    return self.at[_grid(index, dim)].set(_sized(self, index, src))
+    return self.at[_grid(index, dim)].set(_crop_source(self, index, src))
 
 
 def _scatter_add(self: Array, dim: int, index: Array, src: Any) -> Array:
-    return self.at[_grid(index, dim)].add(_sized(self, index, src))
+    return self.at[_grid(index, dim)].add(_crop_source(self, index, src))
 
 
-def _sized(self: Array, index: Array, src: Any) -> Array:
+def _crop_source(self: Array, index: Array, src: Any) -> Array:
     src = jnp.asarray(src).astype(self.dtype)
     return src[tuple(slice(n) for n in index.shape)] if src.ndim else src
 
@@ -134,7 +134,7 @@ def _scatter_reduce(
     reduce: str,
     include_self: bool = True,
 ) -> Array:
-    grid, src = _grid(index, dim), _sized(self, index, src)
+    grid, src = _grid(index, dim), _crop_source(self, index, src)
     if reduce == "mean":
         return _scatter_mean(self, grid, src, include_self)
     start = {"sum": 0, "prod": 1, "amax": -jnp.inf, "amin": jnp.inf}[reduce]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from dew.bridges.lowering.ops.op import Op
-from dew.bridges.lowering.ops.reduce import wide
+from dew.bridges.lowering.ops.reduce import widen
 
 
 def _linear(input: Array, weight: Array, bias: Array | None = None) -> Array:
@@ -47,7 +47,7 @@ def _tensordot(
 def _cosine_similarity(
     x1: Array, x2: Array, dim: int = 1, eps: float | int = 1e-8
 ) -> Array:
-    a, b = wide(x1), wide(x2)
+    a, b = widen(x1), widen(x2)
     dot = jnp.sum(a * b, axis=dim)
     norms = jnp.sum(a * a, axis=dim) * jnp.sum(b * b, axis=dim)
     return dot / jnp.sqrt(jnp.maximum(norms, eps**2))
@@ -88,7 +88,7 @@ def attend(weights: Array, query: Array, value: Array) -> Array:
     return jnp.matmul(weights.astype(query.dtype), value)
 
 
-def grouped(query: Array, key: Array, value: Array) -> tuple[Array, Array]:
+def repeat_kv_heads(query: Array, key: Array, value: Array) -> tuple[Array, Array]:
     """Repeats key and value heads until each query head has its own."""
     times = query.shape[-3] // key.shape[-3]
     return jnp.repeat(key, times, axis=-3), jnp.repeat(value, times, axis=-3)

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from dew.bridges.lowering.ops.op import Op
-from dew.bridges.lowering.ops.reduce import wide
+from dew.bridges.lowering.ops.reduce import widen
 
 
-def _standardised(x: Array, axes: tuple[int, ...], eps: float | int) -> Array:
+def _standardise(x: Array, axes: tuple[int, ...], eps: float | int) -> Array:
     mean = jnp.mean(x, axis=axes, keepdims=True)
     var = jnp.mean(jnp.square(x - mean), axis=axes, keepdims=True)
     return (x - mean) * jax.lax.rsqrt(var + eps)
@@ -30,7 +30,7 @@ def _layer_norm(
     cudnn_enable: bool = True,
 ) -> Array:
     axes = tuple(range(-len(normalized_shape), 0))
-    return _affine(_standardised(wide(input), axes, eps), weight, bias)
+    return _affine(_standardise(widen(input), axes, eps), weight, bias)
 
 
 def _rms_norm(
@@ -40,7 +40,7 @@ def _rms_norm(
     eps: float | int | None = None,
 ) -> Array:
     axes = tuple(range(-len(normalized_shape), 0))
-    x = wide(input)
+    x = widen(input)
     eps = float(jnp.finfo(input.dtype).eps) if eps is None else eps
     power = jnp.mean(jnp.square(x), axis=axes, keepdims=True)
     return _affine(x * jax.lax.rsqrt(power + eps), weight, None)
@@ -66,8 +66,8 @@ def _group_norm(
     eps: float | int = 1e-5,
     cudnn_enabled: bool = True,
 ) -> Array:
-    grouped = wide(input).reshape(input.shape[0], num_groups, -1)
-    out = _standardised(grouped, (-1,), eps).reshape(input.shape)
+    grouped = widen(input).reshape(input.shape[0], num_groups, -1)
+    out = _standardise(grouped, (-1,), eps).reshape(input.shape)
     return _affine(
         out, _per_channel(weight, input.ndim), _per_channel(bias, input.ndim)
     )
@@ -83,7 +83,7 @@ def _native_group_norm(
     group: int,
     eps: float | int,
 ) -> tuple[Array, Array, Array]:
-    x = wide(input).reshape(N, group, -1)
+    x = widen(input).reshape(N, group, -1)
     mean = x.mean(-1)
     rstd = jax.lax.rsqrt(x.var(-1) + eps)
     return _group_norm(input, group, weight, bias, eps), mean, rstd
@@ -97,7 +97,7 @@ def _native_layer_norm(
     eps: float | int,
 ) -> tuple[Array, Array, Array]:
     axes = tuple(range(-len(normalized_shape), 0))
-    x = wide(input)
+    x = widen(input)
     mean = x.mean(axes, keepdims=True)
     rstd = jax.lax.rsqrt(x.var(axes, keepdims=True) + eps)
     return _layer_norm(input, normalized_shape, weight, bias, eps), mean, rstd
@@ -119,12 +119,12 @@ def _batch_norm(
     eps: float | int,
     cudnn_enabled: bool = True,
 ) -> Array:
-    x = wide(input)
+    x = widen(input)
     if training or running_mean is None or running_var is None:
         mean, var = _statistics(x)
     else:
         mean, var = running_mean, running_var
-    rstd = jax.lax.rsqrt(wide(var) + eps)
+    rstd = jax.lax.rsqrt(widen(var) + eps)
     out = (x - _on_axis_1(mean, x.ndim)) * _on_axis_1(rstd, x.ndim)
     return _channel_affine(out, weight, bias)
 
@@ -140,7 +140,7 @@ def _batch_norm_functional(
     eps: float | int,
 ) -> tuple[Array, Array, Array, Array, Array]:
     """Batch norm that also returns the moved statistics, the variance unbiased."""
-    x = wide(input)
+    x = widen(input)
     out = _batch_norm(
         input, weight, bias, running_mean, running_var, training, momentum, eps
     )
@@ -186,7 +186,7 @@ def _instance_norm(
         return _batch_norm(
             input, weight, bias, running_mean, running_var, False, momentum, eps
         )
-    out = _standardised(wide(input), tuple(range(2, input.ndim)), eps)
+    out = _standardise(widen(input), tuple(range(2, input.ndim)), eps)
     return _affine(
         out, _per_channel(weight, input.ndim), _per_channel(bias, input.ndim)
     )
@@ -195,12 +195,12 @@ def _instance_norm(
 def _weight_norm(v: Array, g: Array, dim: int = 0) -> Array:
     """Gives each slice of `v` along `dim` the length that `g` says."""
     axes = tuple(axis for axis in range(v.ndim) if axis != dim % v.ndim)
-    return v * (g / jnp.sqrt(jnp.sum(jnp.square(wide(v)), axis=axes, keepdims=True)))
+    return v * (g / jnp.sqrt(jnp.sum(jnp.square(widen(v)), axis=axes, keepdims=True)))
 
 
 def _weight_norm_interface(v: Array, g: Array, dim: int = 0) -> tuple[Array, Array]:
     axes = tuple(axis for axis in range(v.ndim) if axis != dim % v.ndim)
-    norms = jnp.sqrt(jnp.sum(jnp.square(wide(v)), axis=axes, keepdims=True))
+    norms = jnp.sqrt(jnp.sum(jnp.square(widen(v)), axis=axes, keepdims=True))
     return _weight_norm(v, g, dim), norms
 
 

@@ -92,7 +92,7 @@ def _nan_to_num(
 
 
 def _sigmoid(self: Array) -> Array:
-    return jax.nn.sigmoid(_floating(self))
+    return jax.nn.sigmoid(_to_float(self))
 
 
 def _gelu(self: Array, approximate: str = "none") -> Array:
@@ -149,7 +149,7 @@ def _xlogy(self: Any, other: Any) -> Array:
     return special.xlogy(self, other)
 
 
-def _floating(x: Array) -> Array:
+def _to_float(x: Array) -> Array:
     return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.float32)
 
 
@@ -190,7 +190,7 @@ _UNARY: dict[str, Op] = {
     "reciprocal": jnp.reciprocal,
     "relu": jax.nn.relu,
     "relu6": lambda x: _clamp(x, 0, 6),
-    "rsqrt": lambda x: jax.lax.rsqrt(_floating(x)),
+    "rsqrt": lambda x: jax.lax.rsqrt(_to_float(x)),
     "selu": jax.nn.selu,
     "sgn": jnp.sign,
     "sigmoid": _sigmoid,

@@ -8,7 +8,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from dew.bridges.lowering.ops.matmul import attend, attention_weights, grouped
+from dew.bridges.lowering.ops.matmul import (
+    attend,
+    attention_weights,
+    repeat_kv_heads,
+)
 from dew.bridges.lowering.ops.op import Op
 
 
@@ -58,7 +62,7 @@ def _attention(
 ) -> Array:
     """Scaled dot-product attention, with the weights dropped where torch drops them."""
     if enable_gqa:
-        key, value = grouped(query, key, value)
+        key, value = repeat_kv_heads(query, key, value)
     weights = attention_weights(
         query, key, attn_mask=attn_mask, is_causal=is_causal, scale=scale
     )
@@ -67,7 +71,7 @@ def _attention(
     return attend(weights, query, value)
 
 
-def _needed(rng: Array | None, op: str) -> Array:
+def _require_key(rng: Array | None, op: str) -> Array:
     if rng is None:
         raise ValueError(
             f"{op} draws random numbers, and no key was given; pass rngs={{'dropout': "
@@ -77,33 +81,33 @@ def _needed(rng: Array | None, op: str) -> Array:
 
 
 def _rand(size: Sequence[int], dtype: Any = None, rng: Array | None = None) -> Array:
-    return jax.random.uniform(_needed(rng, "rand"), tuple(size))
+    return jax.random.uniform(_require_key(rng, "rand"), tuple(size))
 
 
 def _randn(size: Sequence[int], dtype: Any = None, rng: Array | None = None) -> Array:
-    return jax.random.normal(_needed(rng, "randn"), tuple(size))
+    return jax.random.normal(_require_key(rng, "randn"), tuple(size))
 
 
 def _rand_like(self: Array, dtype: Any = None, rng: Array | None = None) -> Array:
-    return jax.random.uniform(_needed(rng, "rand_like"), self.shape)
+    return jax.random.uniform(_require_key(rng, "rand_like"), self.shape)
 
 
 def _randn_like(self: Array, dtype: Any = None, rng: Array | None = None) -> Array:
-    return jax.random.normal(_needed(rng, "randn_like"), self.shape)
+    return jax.random.normal(_require_key(rng, "randn_like"), self.shape)
 
 
 def _bernoulli(self: Array, rng: Array | None = None) -> Array:
-    return jax.random.bernoulli(_needed(rng, "bernoulli"), self)
+    return jax.random.bernoulli(_require_key(rng, "bernoulli"), self)
 
 
 def _bernoulli_p(self: Array, p: Any = 0.5, rng: Array | None = None) -> Array:
-    return jax.random.bernoulli(_needed(rng, "bernoulli"), p, self.shape)
+    return jax.random.bernoulli(_require_key(rng, "bernoulli"), p, self.shape)
 
 
 def _uniform(
     self: Array, low: float | int = 0, high: float | int = 1, rng: Array | None = None
 ) -> Array:
-    unit = jax.random.uniform(_needed(rng, "uniform"), self.shape)
+    unit = jax.random.uniform(_require_key(rng, "uniform"), self.shape)
     return low + (high - low) * unit
 
 
@@ -114,14 +118,14 @@ def _randint(
     dtype: Any = None,
     rng: Array | None = None,
 ) -> Array:
-    return jax.random.randint(_needed(rng, "randint"), tuple(size), low, high)
+    return jax.random.randint(_require_key(rng, "randint"), tuple(size), low, high)
 
 
 def _randperm(n: int, dtype: Any = None, rng: Array | None = None) -> Array:
-    return jax.random.permutation(_needed(rng, "randperm"), n)
+    return jax.random.permutation(_require_key(rng, "randperm"), n)
 
 
-def draws(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+def is_random(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     """Says whether this call of a table op draws: dropout off is no draw."""
     match name:
         case (

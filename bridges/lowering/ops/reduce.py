@@ -23,7 +23,7 @@ def _axes(dim: Dims) -> tuple[int, ...] | int | None:
     return tuple(dim) or None
 
 
-def wide(x: Array, dtype: Any = None) -> Array:
+def widen(x: Array, dtype: Any = None) -> Array:
     """Widens a half-width float to float32; other dtypes stay, or become `dtype`."""
     dtype = jnp.dtype(x.dtype if dtype is None else dtype)
     half = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
@@ -33,7 +33,7 @@ def wide(x: Array, dtype: Any = None) -> Array:
 def _sum(
     self: Array, dim: Dims = None, keepdim: bool = False, dtype: Any = None
 ) -> Array:
-    return jnp.sum(wide(self, dtype), axis=_axes(dim), keepdims=keepdim)
+    return jnp.sum(widen(self, dtype), axis=_axes(dim), keepdims=keepdim)
 
 
 def _sum_all(self: Array, dtype: Any = None) -> Array:
@@ -43,7 +43,7 @@ def _sum_all(self: Array, dtype: Any = None) -> Array:
 def _mean(
     self: Array, dim: Dims = None, keepdim: bool = False, dtype: Any = None
 ) -> Array:
-    return jnp.mean(wide(self, dtype), axis=_axes(dim), keepdims=keepdim)
+    return jnp.mean(widen(self, dtype), axis=_axes(dim), keepdims=keepdim)
 
 
 def _mean_all(self: Array, dtype: Any = None) -> Array:
@@ -51,11 +51,11 @@ def _mean_all(self: Array, dtype: Any = None) -> Array:
 
 
 def _prod(self: Array, dim: int, keepdim: bool = False, dtype: Any = None) -> Array:
-    return jnp.prod(wide(self, dtype), axis=dim, keepdims=keepdim)
+    return jnp.prod(widen(self, dtype), axis=dim, keepdims=keepdim)
 
 
 def _prod_all(self: Array, dtype: Any = None) -> Array:
-    return jnp.prod(wide(self, dtype))
+    return jnp.prod(widen(self, dtype))
 
 
 def _amax(self: Array, dim: Dims = (), keepdim: bool = False) -> Array:
@@ -66,7 +66,9 @@ def _amin(self: Array, dim: Dims = (), keepdim: bool = False) -> Array:
     return jnp.min(self, axis=_axes(dim), keepdims=keepdim)
 
 
-def _picked(self: Array, index: Array, dim: int, keepdim: bool) -> tuple[Array, Array]:
+def _take_one(
+    self: Array, index: Array, dim: int, keepdim: bool
+) -> tuple[Array, Array]:
     """Takes one element along `dim`, so that it alone receives the gradient."""
     index = jnp.expand_dims(index, dim)
     value = jnp.take_along_axis(self, index, axis=dim)
@@ -76,11 +78,11 @@ def _picked(self: Array, index: Array, dim: int, keepdim: bool) -> tuple[Array, 
 
 
 def _max_dim(self: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
-    return _picked(self, jnp.argmax(self, axis=dim), dim, keepdim)
+    return _take_one(self, jnp.argmax(self, axis=dim), dim, keepdim)
 
 
 def _min_dim(self: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
-    return _picked(self, jnp.argmin(self, axis=dim), dim, keepdim)
+    return _take_one(self, jnp.argmin(self, axis=dim), dim, keepdim)
 
 
 def _argmax(self: Array, dim: int | None = None, keepdim: bool = False) -> Array:
@@ -107,7 +109,7 @@ def _var(
     correction: float | int | None = None,
 ) -> Array:
     taken = (1.0 if unbiased else 0.0) if correction is None else correction
-    x, axes = wide(self), _axes(dim)
+    x, axes = widen(self), _axes(dim)
     spread = jnp.square(x - jnp.mean(x, axis=axes, keepdims=True))
     total = jnp.sum(spread, axis=axes, keepdims=keepdim)
     count = self.size if axes is None else np.prod([self.shape[a] for a in _many(axes)])
@@ -160,7 +162,7 @@ def _norm(
     self: Array, p: Any = 2, dim: Dims = None, keepdim: bool = False, dtype: Any = None
 ) -> Array:
     """Vector norm over `dim`; torch's gradient at the zero vector is 0, and so here."""
-    x, axes = wide(self, dtype), _axes(dim)
+    x, axes = widen(self, dtype), _axes(dim)
     p = 2 if p is None else p
     if p == 0:
         return jnp.sum(x != 0, axis=axes, keepdims=keepdim)
@@ -187,15 +189,15 @@ def _vector_norm(
 
 
 def _logsumexp(self: Array, dim: Dims, keepdim: bool = False) -> Array:
-    return jax.nn.logsumexp(wide(self), axis=_axes(dim), keepdims=keepdim)
+    return jax.nn.logsumexp(widen(self), axis=_axes(dim), keepdims=keepdim)
 
 
 def _softmax(self: Array, dim: int, dtype: Any = None) -> Array:
-    return jax.nn.softmax(wide(self, dtype), axis=dim)
+    return jax.nn.softmax(widen(self, dtype), axis=dim)
 
 
 def _log_softmax(self: Array, dim: int, dtype: Any = None) -> Array:
-    return jax.nn.log_softmax(wide(self, dtype), axis=dim)
+    return jax.nn.log_softmax(widen(self, dtype), axis=dim)
 
 
 def _to_float(self: Array, dim: int, half_to_float: bool = False) -> Array:
@@ -207,15 +209,15 @@ def _log_to_float(self: Array, dim: int, half_to_float: bool = False) -> Array:
 
 
 def _cumsum(self: Array, dim: int, dtype: Any = None) -> Array:
-    return jnp.cumsum(wide(self, dtype), axis=dim) if self.ndim else self
+    return jnp.cumsum(widen(self, dtype), axis=dim) if self.ndim else self
 
 
 def _cumprod(self: Array, dim: int, dtype: Any = None) -> Array:
-    return jnp.cumprod(wide(self, dtype), axis=dim) if self.ndim else self
+    return jnp.cumprod(widen(self, dtype), axis=dim) if self.ndim else self
 
 
 def _logcumsumexp(self: Array, dim: int) -> Array:
-    return jax.lax.cumlogsumexp(wide(self), axis=dim % self.ndim)
+    return jax.lax.cumlogsumexp(widen(self), axis=dim % self.ndim)
 
 
 def _cummax(self: Array, dim: int) -> tuple[Array, Array]:

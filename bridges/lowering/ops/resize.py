@@ -8,7 +8,7 @@ import numpy as np
 from jax import Array
 
 from dew.bridges.lowering.ops.op import Op
-from dew.bridges.lowering.ops.reduce import wide
+from dew.bridges.lowering.ops.reduce import widen
 
 Kernel: TypeAlias = Callable[[np.ndarray], np.ndarray]
 
@@ -60,7 +60,7 @@ def _table(
     return table.astype(np.float32)
 
 
-def _antialiased(
+def _antialias_table(
     length: int,
     out: int,
     kernel: Kernel,
@@ -82,7 +82,7 @@ def _antialiased(
 
 
 def _apply(x: Array, tables: Sequence[np.ndarray]) -> Array:
-    out = wide(x)
+    out = widen(x)
     for offset, table in enumerate(tables):
         axis = 2 + offset
         out = jnp.moveaxis(jnp.tensordot(out, table, axes=(axis, 1)), -1, axis)
@@ -138,7 +138,7 @@ def _bilinear_aa(
 ) -> Array:
     lengths, scales = _sizes(input, output_size, scale_factors)
     tables = [
-        _antialiased(n, m, _linear_kernel, 1.0, s)
+        _antialias_table(n, m, _linear_kernel, 1.0, s)
         for n, m, s in zip(input.shape[2:], lengths, scales, strict=True)
     ]
     return _apply(input, tables)
@@ -153,7 +153,7 @@ def _bicubic_aa(
     lengths, scales = _sizes(input, output_size, scale_factors)
     # The antialiasing road takes a = -0.5, as Pillow does.
     tables = [
-        _antialiased(n, m, _pillow, 2.0, s)
+        _antialias_table(n, m, _pillow, 2.0, s)
         for n, m, s in zip(input.shape[2:], lengths, scales, strict=True)
     ]
     return _apply(input, tables)

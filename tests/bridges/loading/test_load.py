@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from transformers import AlbertForMaskedLM, BertModel, ViTForImageClassification
 
 from dew.bridges import load_lowered
-from dew.bridges.loading.load import filled
+from dew.bridges.loading.load import fill_meta_module
 from dew.bridges.loading.meta import meta_module
-from dew.bridges.names import dotted
+from dew.bridges.names import flat_weights
 from dew.converters.pretrained import Pretrained
 from dew.converters.save import export
 from examples.support.weights import cached
@@ -89,7 +89,7 @@ def test_torch_reads_the_arrays_own_memory(folder: Path, loaded: Pretrained) -> 
     config = hf.reloaded(folder).config
     module = meta_module(type(hf.reloaded(folder)), config, torch.float32, ())
     assert all(weight.is_meta for weight in module.parameters())
-    filled(module, model)
+    fill_meta_module(module, model)
     array = loaded.variables["params"]["model"]["norm"]["weight"]
     assert module.model.norm.weight.data_ptr() == array.unsafe_buffer_pointer()
 
@@ -134,7 +134,7 @@ def test_experts_stored_apart_load_merged_and_go_out_apart(
     stored = load_file(tmp_path / "apart" / "model.safetensors")
     assert any(".experts.1." in tensor for tensor in stored)
     loaded = load_lowered(tmp_path / "apart", check=False)
-    held = dotted(loaded.variables)
+    held = flat_weights(loaded.variables)
     for weight, tensor in model.state_dict().items():
         np.testing.assert_array_equal(held[weight], tensor)
     out = export(loaded, tmp_path / "same")
@@ -142,7 +142,7 @@ def test_experts_stored_apart_load_merged_and_go_out_apart(
     assert all(torch.equal(same[tensor], stored[tensor]) for tensor in stored)
     moved = hf.shaken(loaded.variables)
     again = hf.reloaded(export(loaded, tmp_path / "moved", moved)).state_dict()
-    for weight, array in dotted(moved).items():
+    for weight, array in flat_weights(moved).items():
         np.testing.assert_array_equal(again[weight], np.asarray(array))
 
 

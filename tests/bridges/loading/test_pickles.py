@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import dew
 from dew.bridges import load_lowered
-from dew.bridges.loading.pickles import unpickled
+from dew.bridges.loading.pickles import unpickle
 from tests.support import hf_models as hf
 from tests.support.tolerances import LOGITS
 
@@ -86,7 +86,7 @@ def test_every_tensor_keeps_its_bits(
     tensors = {"a": whole, "tied": whole, "turned": whole.T, "part": whole[1:, ::2]}
     tensors |= {"scalar": whole[0, 0], "none": whole[:0], "kept": torch.arange(3)}
     torch.save(tensors, tmp_path / BIN, _use_new_zipfile_serialization=not old)
-    found = load_file(unpickled(tmp_path) / "model.safetensors")
+    found = load_file(unpickle(tmp_path) / "model.safetensors")
     assert found.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert torch.equal(found[name], tensor), name
@@ -168,7 +168,7 @@ def test_a_file_cut_short_leaves_nothing_that_looks_whole(
 
 
 def test_a_file_is_turned_once_and_again_when_it_changes(folder: Path) -> None:
-    made = unpickled(folder) / "model.safetensors"
+    made = unpickle(folder) / "model.safetensors"
     first = made.stat().st_ino
     assert dew.load(folder).content_hash == dew.load(folder).content_hash
     assert made.stat().st_ino == first

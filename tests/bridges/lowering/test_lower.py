@@ -21,7 +21,7 @@ from dew.bridges.lowering.errors import (
 from dew.bridges.lowering.lower import lower
 from dew.bridges.lowering.model import Lowered
 from dew.bridges.lowering.ops.register import implements
-from dew.bridges.names import dotted
+from dew.bridges.names import flat_weights
 from dew.tree import cast, flatten, unflatten
 from tests.bridges.lowering.zoo import ZOO
 from tests.support import hf_models as hf
@@ -47,7 +47,7 @@ def test_one_lowering_serves_many_shapes(llama: Any, lowered: Lowered) -> None:
         inputs = {"tokens": ids, "mask": np.ones_like(ids, bool)}
         got = np.asarray(lowered.apply(lowered.variables, inputs).logits)
         assert hf.largest_difference(got, hf.torch_logits(llama, ids)) < LOGITS
-    assert len([made for made in lowered.programs.made if not made.train]) == 1
+    assert len([made for made in lowered.programs.lowerings if not made.train]) == 1
 
 
 def test_padding_is_masked_as_in_torch(llama: Any, lowered: Lowered) -> None:
@@ -60,7 +60,7 @@ def test_padding_is_masked_as_in_torch(llama: Any, lowered: Lowered) -> None:
 def test_joined_names_are_the_state_dict_less_what_is_tied(
     llama: Any, lowered: Lowered
 ) -> None:
-    names = dotted({"params": lowered.variables["params"]})
+    names = flat_weights({"params": lowered.variables["params"]})
     assert set(names) == set(llama.state_dict()) - {"lm_head.weight"}
     np.testing.assert_array_equal(
         names["model.layers.1.mlp.up_proj.weight"],
@@ -110,7 +110,7 @@ def test_gradients_are_those_of_autograd(llama: Any, lowered: Lowered) -> None:
         variables = {**lowered.variables, "params": params}
         return jnp.mean(lowered.apply(variables, {"tokens": ids}).logits ** 2)
 
-    got = dotted({"params": jax.grad(loss)(lowered.variables["params"])})
+    got = flat_weights({"params": jax.grad(loss)(lowered.variables["params"])})
     llama.zero_grad()
     llama(torch.tensor(ids)).logits.square().mean().backward()
     want = {name: weight.grad.numpy() for name, weight in llama.named_parameters()}
@@ -355,7 +355,7 @@ def test_training_moves_the_buffers_that_torch_moves() -> None:
         noisy.variables, X, train=True, rngs=rngs, mutable=["buffers"]
     )
     module.train()(torch.tensor(X["x"]))
-    got = dotted(moved)
+    got = flat_weights(moved)
     for name, buffer in module.named_buffers():
         np.testing.assert_allclose(got[name], buffer, rtol=RTOL["float32"])
 
@@ -366,7 +366,7 @@ def test_lowering_leaves_the_module_as_it_was(llama: Any) -> None:
     with torch.no_grad():
         module.norm.weight.fill_(7)
     assert module.training
-    assert float(dotted(lowered.variables)["norm.weight"][0]) == 1
+    assert float(flat_weights(lowered.variables)["norm.weight"][0]) == 1
 
 
 def test_threads_may_lower_at_once_and_leave_torch_whole() -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from dew.bridges import Lowered, lower
-from dew.bridges.names import dotted
+from dew.bridges.names import flat_weights
 from dew.objectives.base import Step
 from dew.objectives.causal_lm import CausalLM
 from dew.objectives.distillation.objective import Distillation
@@ -56,7 +56,7 @@ def test_the_causal_loss_and_its_gradients_are_torchs(
     want = llama(tokens, labels=tokens.long()).loss
     want.backward()
     np.testing.assert_allclose(value, want.item(), rtol=RTOL["float32"])
-    ours = dotted({"params": gradients})
+    ours = flat_weights({"params": gradients})
     scale = max(float(w.grad.abs().max()) for w in llama.parameters())
     for name, weight in llama.named_parameters():
         np.testing.assert_allclose(
@@ -119,7 +119,7 @@ def test_a_lowered_student_learns_what_torch_says_from_a_lowered_teacher() -> No
     want = kl.sum(-1).mean()
     want.backward()
     np.testing.assert_allclose(value, want.item(), rtol=RTOL["float32"])
-    ours = dotted({"params": slopes["params"]})
+    ours = flat_weights({"params": slopes["params"]})
     scale = max(float(w.grad.abs().max()) for w in models[0].parameters())
     for name, weight in models[0].named_parameters():
         gap = np.abs(np.asarray(ours[name]) - weight.grad.numpy()).max()

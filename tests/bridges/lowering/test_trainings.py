@@ -11,7 +11,7 @@ import torch
 import transformers
 
 import dew
-from dew.bridges.names import dotted
+from dew.bridges.names import flat_weights
 from dew.converters.pretrained import Pretrained
 from dew.objectives.base import Step
 from dew.objectives.metrics import NatsPerToken
@@ -46,7 +46,7 @@ def test_the_loss_of_pairs_and_its_gradients_are_torchs(t5: Pretrained) -> None:
     want = model(given["tokens"], given["mask"], labels=given["labels"]).loss
     want.backward()
     np.testing.assert_allclose(value, want.item(), rtol=RTOL["float32"])
-    ours = dotted({"params": gradients})
+    ours = flat_weights({"params": gradients})
     theirs = {n: w.grad.numpy() for n, w in model.named_parameters()}
     assert set(ours) == set(theirs)
     scale = max(np.abs(gradient).max() for gradient in theirs.values())

@@ -15,7 +15,7 @@ import torch
 
 from dew.bridges import Lowered, LoweringError, lower
 from dew.bridges.lowering.parity import check_parity, torch_outputs
-from dew.bridges.names import dotted
+from dew.bridges.names import flat_weights
 from tests.bridges.lowering import zoo
 from tests.bridges.lowering.zoo import ZOO
 from tests.support.tolerances import ZOO_GRADIENT, ZOO_OUTPUT
@@ -33,8 +33,8 @@ def gradient_gap(lowered: Lowered, model: Any, entry: zoo.Entry) -> float:
         variables = {**lowered.variables, "params": params}
         return jnp.mean(lowered.outputs(variables, inputs)[entry.loss_from] ** 2)
 
-    ours = dotted({"params": jax.grad(loss)(lowered.variables["params"])})
-    where = lowered.programs.where
+    ours = flat_weights({"params": jax.grad(loss)(lowered.variables["params"])})
+    where = lowered.programs.points
     torch_outputs(model, lowered.example, where)[
         entry.loss_from
     ].square().mean().backward()
@@ -109,7 +109,7 @@ def page(rows: list[Any]) -> str:
     for group, name, entry, lowered, gap, slope, split in sorted(
         rows, key=lambda row: (order.index(row[0]), row[1])
     ):
-        made = lowered.programs.made[0]
+        made = lowered.programs.lowerings[0]
         note = f" ({entry.notes})" if entry.notes else ""
         lines.append(
             f"| {group} | {name}{note} | `{entry.model}` | {gap:.1e} | {slope:.1e} | "
