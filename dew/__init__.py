@@ -14,11 +14,15 @@ with epy.lazy_api_imports(globals()):
     )
     from dew.converters.lora.config import Lora
     from dew.converters.pretrained import Pretrained
+    from dew.source import Source
+    from dew.state import TrainState
 
 __all__ = [
     "CertificationError",
     "Lora",
     "Pretrained",
+    "Source",
+    "TrainState",
     "adapt",
     "certify",
     "extend_vocabulary",

@@ -20,7 +20,7 @@ import numpy as np
 from rich.console import Console
 
 import dew
-from dew.converters.surgery.prune_layers import prune_layers
+from dew.converters.surgery.prune_depth import prune_layers
 from dew.losses.hidden_states import HiddenMSE, Relation
 from dew.objectives.distillation.encoder_states import EncoderStates, mean_pooled
 from dew.objectives.distillation.objective import Distillation

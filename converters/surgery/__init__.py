@@ -3,7 +3,7 @@
 from etils import epy
 
 with epy.lazy_api_imports(globals()):
-    from dew.converters.surgery.prune_layers import prune_layers
+    from dew.converters.surgery.prune_depth import prune_layers
     from dew.converters.surgery.prune_widths import Widths
     from dew.converters.surgery.vocabulary import (
         Padded,

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from dew import api as roads
 from dew.cli.report import show
-from dew.converters.surgery.prune_layers import num_layers, prune_layers, spread_layers
+from dew.converters.surgery.prune_depth import num_layers, prune_layers, spread_layers
 from dew.converters.surgery.prune_widths import Widths
 from dew.tree import flatten
 

@@ -1,7 +1,7 @@
-"""The measured table of docs/results/families.md.
+"""Measured table of native families in docs/results/families.md.
 
-`python -m docs.generate.measured [FAMILY …]` measures every case of these families, or
-of all, and writes their rows anew.
+`python -m docs.generate.measured [FAMILY …]` measures every case of the families
+named, or of all families, and rewrites their rows.
 """
 
 import sys
@@ -11,63 +11,62 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from docs.generate.families import PAGE
+from docs.generate.page import read_table, table_lines, write_table
 from tests import conftest as conftest
 from tests.converters.families.decoders import TINY
 from tests.converters.families.grid import Case, cases_of
 from tests.converters.families.measure import Found, measure
 
-START = "| measured |"
 COLUMNS = ("measured", "cases", "logits", "gradients", "bfloat16", "bytes")
 
 
-def rows() -> dict[str, str]:
-    """The rows that the page has, by family."""
-    lines = PAGE.read_text(encoding="utf-8").partition(START)[2].partition("\n\n")[0]
-    return {
-        line.split("`")[1]: line
-        for line in lines.splitlines()
-        if line.startswith("| `")
-    }
+def documented_rows() -> dict[str, Sequence[str]]:
+    """Returns the cells of each row that the page has now, by family."""
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in read_table(PAGE, COLUMNS[0])[2:]
+    ]
+    return {row[0].strip("`"): row for row in rows}
 
 
-def row(family: str) -> str:
-    """Measures a family; prints what is over its bound."""
-    largest, cases, same = Found(), cases_of(family), 0
-    began = time.monotonic()
+def measured_row(family: str) -> Sequence[str]:
+    """Measures all cases of a family; prints every difference over its bound."""
+    largest, cases, passed = Found(), cases_of(family), 0
+    start = time.monotonic()
     for case in cases:
-        found = attempt(family, case)
-        if found is not None:
-            largest, same = largest.with_larger(found), same + 1
-    print(f"{family}: {time.monotonic() - began:.0f} s", flush=True)
-    numbers = f"{largest.logits:.1e} | {largest.gradient:.1e} | {largest.half:.2f}"
-    return f"| `{family}` | {len(cases)} | {numbers} | {same} of {len(cases)} |"
+        differences = measure_case(family, case)
+        if differences is not None:
+            largest, passed = largest.with_larger(differences), passed + 1
+    print(f"{family}: {time.monotonic() - start:.0f} s", flush=True)
+    return (
+        f"`{family}`",
+        str(len(cases)),
+        f"{largest.logits:.1e}",
+        f"{largest.gradient:.1e}",
+        f"{largest.half:.2f}",
+        f"{passed} of {len(cases)}",
+    )
 
 
-def attempt(family: str, case: Case) -> Found | None:
-    """Measures one case; None where it fails altogether."""
+def measure_case(family: str, case: Case) -> Found | None:
+    """Measures one case; None if it raises, with the error printed."""
     with tempfile.TemporaryDirectory() as folder:
         try:
-            found = measure(family, case, Path(folder))
+            differences = measure(family, case, Path(folder))
         except (AssertionError, KeyError, RuntimeError, ValueError) as error:
             print(f"{family}, {case.name}: {error!r}", flush=True)
             return None
-    for fault in found.faults:
+    for fault in differences.faults:
         print(f"{family}, {case.name}: {fault}", flush=True)
-    return found
+    return differences
 
 
-def write(families: Sequence[str]) -> None:
-    """Writes the rows of these families anew."""
+def write_rows(families: Sequence[str]) -> None:
+    """Measures these families and writes each row as soon as it is there."""
     for family in families:
-        new = {**rows(), family: row(family)}
-        text = PAGE.read_text(encoding="utf-8")
-        before, _, rest = text.partition(START)
-        lines = [COLUMNS, ("---",) * len(COLUMNS)]
-        head = [f"| {' | '.join(line)} |" for line in lines]
-        body = [new[name] for name in sorted(new)]
-        after = rest.partition("\n\n")[2]
-        PAGE.write_text(before + "\n".join([*head, *body]) + "\n\n" + after, "utf-8")
+        rows = {**documented_rows(), family: measured_row(family)}
+        write_table(PAGE, table_lines(COLUMNS, [rows[name] for name in sorted(rows)]))
 
 
 if __name__ == "__main__":
-    write(sys.argv[1:] or sorted(TINY))
+    write_rows(sys.argv[1:] or sorted(TINY))

@@ -12,7 +12,7 @@ import pytest
 from dew import api as roads
 from dew.cli import main
 from dew.converters.load import load_native
-from dew.converters.surgery.prune_layers import prune_layers, spread_layers
+from dew.converters.surgery.prune_depth import prune_layers, spread_layers
 from dew.tree import flatten
 from tests.support import hf_models as hf
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 import dew
 from dew.bridges.certificate.certify import certify
 from dew.converters.families import FAMILIES
-from dew.converters.surgery.prune_layers import prune_layers
+from dew.converters.surgery.prune_depth import prune_layers
 from dew.objectives.base import Step
 from dew.objectives.causal_lm import CausalLM
 from dew.objectives.masked_lm import MaskedLM

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dew.converters.load import load_native
-from dew.converters.surgery.prune_layers import prune_layers
+from dew.converters.surgery.prune_depth import prune_layers
 from dew.converters.surgery.prune_widths import Widths
 from tests.support import hf_models as hf
 
