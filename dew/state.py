@@ -1,4 +1,4 @@
-"""The record of a training run between two steps."""
+"""The state of a training run between two steps."""
 
 from typing import Any, no_type_check
 
@@ -12,7 +12,7 @@ from dew.typing import Variables
 @no_type_check
 @struct.dataclass
 class Replay:
-    """What it takes to evaluate the microbatches of an open window once more.
+    """The inputs that evaluate the microbatches of an open window once more.
 
     Every leaf has a leading axis of one entry per microbatch: the batches, the keys
     that they were first evaluated with, and the collections beside `params` as they
@@ -28,7 +28,7 @@ class Replay:
 @no_type_check
 @struct.dataclass
 class Window:
-    """What the accepted microbatches since the last commit add up to.
+    """Sums over the microbatches accepted since the last commit.
 
     `gradient` is the sum of the numerators' gradients where statistics are a `Mean` or
     a scalar; composite statistics fill `replay` instead.
@@ -48,11 +48,11 @@ class Window:
 class TrainState:
     """All of a run but its data: three clocks, variables, optimizer, EMA, root key.
 
-    `attempts` counts microbatches tried and drives random keys; `accepted` counts those
-    that were finite and drives the objective's schedules; `commits` counts optimizer
-    updates and drives the optimizer, its schedules and the EMA. `rejected` microbatches
-    and `dropped` windows, those that were not finite, are counted since the last
-    accepted or committed one.
+    `attempts` counts microbatches evaluated and drives random keys; `accepted` counts
+    those that were finite and drives the objective's schedules; `commits` counts
+    optimizer updates and drives the optimizer, its schedules and the EMA. `rejected`
+    microbatches and `dropped` windows, those that were not finite, are counted since
+    the last accepted or committed one.
     """
 
     attempts: Int[Array, ""]
@@ -71,11 +71,11 @@ class TrainState:
         """The variables with the EMA's leaves in place, or None without an EMA."""
         return None if self.ema is None else merge(self.variables, self.ema)
 
-    def published(self, *, ema: bool) -> Variables:
-        """The variables that an inference task takes: averaged ones, or the live.
+    def inference_variables(self, *, ema: bool) -> Variables:
+        """The variables of an inference task: the averaged ones, or the live ones.
 
         Raises:
-            ValueError: averaged ones are asked of a run that keeps no EMA.
+            ValueError: `ema` is true for a run that keeps no EMA.
         """
         if not ema:
             return self.variables

@@ -1,4 +1,4 @@
-"""The words every package shares: trees, batches, and the model protocol."""
+"""Types shared by every package: trees, batches and the model protocol."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, no_type_check, runtime_checkable
@@ -16,17 +16,17 @@ Path: TypeAlias = tuple[str, ...]
 """The dict keys above a leaf, from the root down."""
 
 PathFilter: TypeAlias = Callable[[Path], bool]
-"""Says of a leaf's path whether the leaf is meant."""
+"""A predicate on the path of a leaf, which selects leaves of a tree."""
 
 
 @no_type_check
 @struct.dataclass
 class Outputs:
-    """What a model's forward gives; a field nobody asked for is None.
+    """Outputs of a forward pass; a field that was not requested is None.
 
     `logits` are the scores before any loss, `final` the hidden states after the final
-    norm, `hidden` the block outputs in the order `layers` named them, and `pooled` one
-    vector for the text, of encoders that make one.
+    norm, `hidden` the block outputs in the order of `layers`, and `pooled` one vector
+    for each text, of encoders that have a pooler.
     """
 
     logits: Float[Array, "batch seq vocab"] | None = None
@@ -37,14 +37,14 @@ class Outputs:
 
 @runtime_checkable
 class Model(Protocol):
-    """A network as pure functions of its variables; objectives know nothing else.
+    """A network as pure functions of its variables: all that objectives rely on.
 
     `inputs` maps names to arrays: `tokens` [batch, seq] int32 and, where given,
     `positions`, `segment_ids` (0 marks padding) and `mask` (true marks a real token),
-    all [batch, seq]; other modalities go by torch's names. `layers` counts blocks:
-    `i` is the output of block `i` before any final norm, negatives count from the last
-    block, and the number of blocks itself means `final`. `rngs` and `mutable` follow
-    flax: with `mutable` the answer is a pair of outputs and updated collections.
+    all [batch, seq]; other modalities have torch's names. `layers` selects hidden
+    states: `i` is the output of block `i` before any final norm, negative numbers count
+    from the last block, and the number of blocks means `final`. `rngs` and `mutable`
+    follow flax: with `mutable` the result is a pair of outputs and updated collections.
 
     `method="hidden"` takes the same inputs and returns `final` alone;
     `method="unembed"` takes `final` and returns logits.
@@ -57,8 +57,8 @@ class Model(Protocol):
         *,
         train: bool = False,
         layers: Sequence[int] = (),
-        rngs: Any = None,
-        mutable: Any = False,
+        rngs: dict[str, Array] | None = None,
+        mutable: bool | list[str] = False,
         method: str | None = None,
     ) -> Any:
         """Evaluates the model, or the part of it that `method` names."""

@@ -8,7 +8,7 @@ import torch
 
 from dew.converters.pretrained import Pretrained
 from dew.tasks.generation import TextGeneration
-from dew.tasks.seq2seq_generation import TargetGeneration, padded
+from dew.tasks.seq2seq_generation import TargetGeneration, pad_right
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ def _dew_continuations(
         task = TextGeneration(ours, ours.variables)
         return task.continue_tokens(rows, max_new_tokens=new_tokens)
     writer = TargetGeneration(ours, ours.variables, _decoder_start_id(theirs))
-    return writer.write(padded(rows), max_new_tokens=new_tokens)
+    return writer.write(pad_right(rows), max_new_tokens=new_tokens)
 
 
 def greedy(model: Any, ids: Sequence[int], new_tokens: int) -> list[int]:

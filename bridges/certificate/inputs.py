@@ -11,7 +11,7 @@ from dew.bridges.lowering.examples import MANUAL
 from dew.bridges.lowering.model import Lowered
 from dew.bridges.names import module_inputs
 from dew.converters.pretrained import Pretrained
-from dew.tasks.seq2seq_generation import DECODER_INPUTS, padded
+from dew.tasks.seq2seq_generation import DECODER_INPUTS, pad_right
 
 TEXTS = frozenset(("input_ids", "attention_mask", "token_type_ids", DECODER_INPUTS))
 """What a model that reads text alone takes, by torch's names."""
@@ -55,9 +55,9 @@ def probes(ours: Pretrained, theirs: Any, texts: Sequence[str]) -> list[Probe]:
         batches.append([ours.tokenizer.encode(text).ids for text in texts])
     if "attention_mask" not in module_inputs(theirs):
         # Without masks there is no padding.
-        rows = [padded([row])["tokens"] for rows in batches for row in rows]
+        rows = [pad_right([row])["tokens"] for rows in batches for row in rows]
         return [Probe(inputs={"tokens": row}) for row in rows]
-    inputs = [padded(rows) for rows in batches]
+    inputs = [pad_right(rows) for rows in batches]
     if not theirs.config.is_encoder_decoder:
         return [Probe(inputs=read, real=read["mask"]) for read in inputs]
     # A decoder may be given anything: the start of what its encoder reads, here.

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from dew.tree import wide
+from dew.tree import widen
 
 
 def next_token_losses(
@@ -23,6 +23,6 @@ def token_losses(
     logits: Float[Array, "batch seq vocab"], labels: Int[Array, "batch seq"]
 ) -> Float[Array, "batch seq"]:
     """-log softmax(logits) of the labels, float32 or wider."""
-    logits = wide(logits)
+    logits = widen(logits)
     chosen = jnp.take_along_axis(logits, labels[:, :, None], axis=-1)[:, :, 0]
     return jax.nn.logsumexp(logits, axis=-1) - chosen

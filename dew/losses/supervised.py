@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 
-from dew.tree import wide
+from dew.tree import widen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class Regression:
         self, logits: Float[Array, "batch *targets"], labels: Num[Array, "batch *any"]
     ) -> tuple[Float[Array, " batch"], Float[Array, " batch"]]:
         """Loss of each example, and weight 1."""
-        gap = logits - wide(labels).reshape(logits.shape)
+        gap = logits - widen(labels).reshape(logits.shape)
         gap = jnp.square(gap) if self.distance == "squared" else jnp.abs(gap)
         losses = jnp.mean(gap.reshape(gap.shape[0], -1), axis=-1)
         return losses, jnp.ones_like(losses)

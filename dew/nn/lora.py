@@ -18,7 +18,7 @@ from jaxtyping import Array, Key
 
 from dew.nn.linear import FACTORS, LORA, Linear
 from dew.source import Drawable
-from dew.tree import flatten, unflatten, wide
+from dew.tree import flatten, unflatten, widen
 from dew.typing import Path, Variables
 
 
@@ -120,7 +120,7 @@ def merged(variables: Variables) -> dict[str, Any]:
             continue
         linear = ("params", *path[:-1])
         weight = base[(*linear, "weight")]
-        a, b = (wide(leaves[(*linear, name)]) for name in FACTORS)
-        moved = wide(weight) + wide(scale) * jnp.tensordot(b, a, axes=1)
+        a, b = (widen(leaves[(*linear, name)]) for name in FACTORS)
+        moved = widen(weight) + widen(scale) * jnp.tensordot(b, a, axes=1)
         base[(*linear, "weight")] = moved.astype(weight.dtype)
     return unflatten(base)

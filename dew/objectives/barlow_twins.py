@@ -11,7 +11,6 @@ from jaxtyping import Array, Float
 
 from dew.objectives.base import Aux, InputSpec, Step
 from dew.objectives.model import ModelObjective
-from dew.tree import wide
 from dew.typing import Batch, Variables
 
 
@@ -55,7 +54,7 @@ class BarlowTwins(ModelObjective[CrossMoments]):
         """The sums of both views' embeddings, of their squares and products."""
         views = {n: rearrange(batch[n], "b v ... -> (b v) ...") for n in self.reads}
         outputs, _ = self.forward(params, views, step, train=True)
-        pairs = rearrange(wide(outputs.logits), "(b v) d -> v b d", v=2)
+        pairs = rearrange(self.logits(outputs), "(b v) d -> v b d", v=2)
         weights = jnp.ones(pairs.shape[1], pairs.dtype)
         if "loss_mask" in batch:
             weights = batch["loss_mask"].astype(pairs.dtype)

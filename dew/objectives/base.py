@@ -38,7 +38,7 @@ from dew.tree import merge as merge
 from dew.tree import select as select
 from dew.tree import thaw as thaw
 from dew.tree import under as under
-from dew.tree import wide
+from dew.tree import widen
 from dew.typing import Batch as Batch
 from dew.typing import Path as Path
 from dew.typing import PathFilter as PathFilter
@@ -72,8 +72,8 @@ class Mean:
 
     def __add__(self, other: "Mean") -> "Mean":
         """The statistics of both sets of records together, in float32 or wider."""
-        total, mass = (wide(leaf) for leaf in (self.total, self.mass))
-        return Mean(total + wide(other.total), mass + wide(other.mass))
+        total, mass = (widen(leaf) for leaf in (self.total, self.mass))
+        return Mean(total + widen(other.total), mass + widen(other.mass))
 
     @classmethod
     def of(cls, values: Float[Array, "..."], weights: Float[Array, "..."]) -> "Mean":
@@ -82,7 +82,7 @@ class Mean:
         Values of zero weight are replaced before the product, so that one which is not
         finite touches neither the sum nor its gradient.
         """
-        values = wide(values)
+        values = widen(values)
         weights = jax.lax.stop_gradient(weights).astype(values.dtype)
         values = jnp.where(weights > 0, values, 0)
         return cls(jnp.sum(values * weights), jnp.sum(weights))
@@ -94,7 +94,7 @@ def mean_loss(stats: Mean) -> tuple[jax.Array, jax.Array]:
     Without mass the value is 0, its gradient is 0, and neither is NaN. No gradient
     flows through the mass. Float32 or wider.
     """
-    total = wide(stats.total)
+    total = widen(stats.total)
     mass = jax.lax.stop_gradient(jnp.asarray(stats.mass)).astype(total.dtype)
     active = mass > 0
     value = jnp.where(active, total, 0) / jnp.where(active, mass, 1)
@@ -311,7 +311,7 @@ def _scalar(value: Any, objective: Objective[Any, Any]) -> jax.Array:
             f"{name}.loss must return one real number or a Mean, got {array.dtype} of "
             f"shape {array.shape}"
         )
-    return wide(array)
+    return widen(array)
 
 
 def scalar_loss(

@@ -23,7 +23,7 @@ from dew.objectives.tokens import (
 from dew.source import Source
 from dew.state import TrainState
 from dew.tasks.generation import TextGeneration
-from dew.tree import thaw, wide
+from dew.tree import thaw
 from dew.typing import Batch, Variables
 
 
@@ -110,7 +110,7 @@ class CausalLM(ModelObjective[Mean]):
             layers=layers,
             opened=opened,
         )
-        logits = wide(outputs.logits)
+        logits = self.logits(outputs)
         losses = next_token_losses(logits, batch["tokens"])
         weights = next_token_weights(batch)
         return Prediction(logits, losses, weights, outputs.hidden), sown
@@ -157,4 +157,4 @@ class CausalLM(ModelObjective[Mean]):
 
     def pipeline(self, state: TrainState, *, ema: bool = True) -> TextGeneration:
         """The trained model, ready to continue texts and to be saved."""
-        return TextGeneration(self.source, thaw(state.published(ema=ema)))
+        return TextGeneration(self.source, thaw(state.inference_variables(ema=ema)))

@@ -14,7 +14,7 @@ from dew.objectives.tokens import TokenScores
 from dew.source import Source
 from dew.state import TrainState
 from dew.tasks.scoring import Scoring
-from dew.tree import wide
+from dew.tree import widen
 from dew.typing import Batch, Variables
 
 ENCODER, PREDICTOR = "context_encoder", "predictor"
@@ -91,7 +91,7 @@ class JEPA(Objective[Mean, None]):
 
     def pipeline(self, state: TrainState, *, ema: bool = True) -> Scoring:
         """The averaged (or live) encoder, ready to embed and to be saved."""
-        params = state.published(ema=ema)["params"]
+        params = state.inference_variables(ema=ema)["params"]
         return Scoring(self.source, {"params": params[ENCODER]})
 
     def _scores(
@@ -114,9 +114,9 @@ class JEPA(Objective[Mean, None]):
             return jnp.asarray(forward(part, own, inputs, now, train=train)[0].final)
 
         whole = read(step.ema, ENCODER, {**inputs, "mask": real}, False)
-        target = jax.nn.standardize(jax.lax.stop_gradient(wide(whole)))
+        target = jax.nn.standardize(jax.lax.stop_gradient(widen(whole)))
         context = {"inputs_embeds": read(params, ENCODER, {**inputs, **seen}, train)}
-        guess = wide(read(params, PREDICTOR, {**context, **seen}, train))
+        guess = widen(read(params, PREDICTOR, {**context, **seen}, train))
         losses = jnp.mean(optax.losses.huber_loss(guess, target), axis=-1)
         return TokenScores(losses, hidden.astype(jnp.float32))
 

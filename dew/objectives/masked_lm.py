@@ -18,7 +18,6 @@ from dew.objectives.tokens import (
     token_inputs,
     token_scores,
 )
-from dew.tree import wide
 from dew.typing import Batch, Variables
 
 IGNORED = -100
@@ -116,12 +115,7 @@ class MaskedLM(ModelObjective[Mean]):
             train=train,
             layers=layers,
         )
-        if outputs.logits is None:
-            raise ValueError(
-                f"{type(self.source.model).__name__} scores no tokens; MaskedLM needs "
-                "a model with a head over the vocabulary"
-            )
-        logits = wide(outputs.logits)
+        logits = self.logits(outputs)
         losses = token_losses(logits, jnp.maximum(labels, 0))
         weights = (labels >= 0).astype(jnp.float32)
         prediction = Prediction(logits, losses, weights, outputs.hidden)

@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from dew.objectives.base import EMASpec, InputSpec, Loss, Objective, Step
 from dew.source import Source
 from dew.state import TrainState
 from dew.tasks.base import Task
 from dew.tasks.scoring import Scoring
-from dew.tree import FROZEN, cast, freeze, thaw
+from dew.tree import FROZEN, cast, freeze, thaw, widen
 from dew.typing import Batch, Outputs, PathFilter, Variables
 
 Scores = TypeVar("Scores")
@@ -77,9 +77,22 @@ class ModelObjective(Objective[Loss, None]):
             opened=opened,
         )
 
+    def logits(self, outputs: Outputs) -> Float[Array, "batch ..."]:
+        """The logits of a forward pass in float32 or wider.
+
+        Raises:
+            ValueError: the model has no head, so its outputs hold no logits.
+        """
+        if outputs.logits is None:
+            raise ValueError(
+                f"{type(self.source.model).__name__} gives no logits; "
+                f"{type(self).__name__} needs a model with a head"
+            )
+        return widen(outputs.logits)
+
     def pipeline(self, state: TrainState, *, ema: bool = True) -> Task:
         """The trained model as a task that scores inputs and can be saved."""
-        return Scoring(self.source, thaw(state.published(ema=ema)))
+        return Scoring(self.source, thaw(state.inference_variables(ema=ema)))
 
 
 def initial_variables(

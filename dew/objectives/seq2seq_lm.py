@@ -14,7 +14,7 @@ from dew.objectives.model import ModelObjective
 from dew.objectives.tokens import TokenScores, token_scores
 from dew.state import TrainState
 from dew.tasks.seq2seq_generation import DECODER_INPUTS, TargetGeneration
-from dew.tree import thaw, wide
+from dew.tree import thaw
 from dew.typing import Batch, Variables
 
 
@@ -67,7 +67,7 @@ class Seq2SeqLM(ModelObjective[Mean]):
     ) -> tuple[Mean, Aux[None], Prediction]:
         """The loss, with the decoder's logits and hidden states behind it."""
         labels = batch["labels"]
-        written = shifted_right(labels, start_id=self.start_id, pad_id=self.pad_id)
+        written = shift_right(labels, start_id=self.start_id, pad_id=self.pad_id)
         read = {name: batch[name] for name in self.reads}
         outputs, _ = self.forward(
             params,
@@ -76,7 +76,7 @@ class Seq2SeqLM(ModelObjective[Mean]):
             train=train,
             layers=layers,
         )
-        logits = wide(outputs.logits)
+        logits = self.logits(outputs)
         losses = token_losses(logits, self.labels(batch, step))
         weights = (labels >= 0).astype(jnp.float32)
         prediction = Prediction(logits, losses, weights, outputs.hidden)
@@ -93,11 +93,11 @@ class Seq2SeqLM(ModelObjective[Mean]):
     def pipeline(self, state: TrainState, *, ema: bool = True) -> TargetGeneration:
         """The trained model, ready to write targets, to score and to be saved."""
         return TargetGeneration(
-            self.source, thaw(state.published(ema=ema)), self.start_id
+            self.source, thaw(state.inference_variables(ema=ema)), self.start_id
         )
 
 
-def shifted_right(
+def shift_right(
     labels: Int[Array, "batch target"], *, start_id: int, pad_id: int
 ) -> Int[Array, "batch target"]:
     """What a decoder has written before it comes to each label."""

@@ -10,7 +10,6 @@ from jaxtyping import Array, Float, Int
 from dew.losses.supervised import Classification, Regression
 from dew.objectives.base import Aux, InputSpec, Mean, Step
 from dew.objectives.model import ModelObjective, evaluate_scores
-from dew.tree import wide
 from dew.typing import Batch, Variables
 
 
@@ -67,7 +66,7 @@ class Supervised(ModelObjective[Mean]):
             train=train,
             opened=self.collections if train else (),
         )
-        logits, labels = wide(outputs.logits), batch["labels"]
+        logits, labels = self.logits(outputs), batch["labels"]
         losses, weights = self.criterion(logits, labels)
         if "loss_mask" in batch:
             weights = jnp.where(batch["loss_mask"].astype(bool), weights, 0)

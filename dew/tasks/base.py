@@ -1,4 +1,4 @@
-"""What every inference task is."""
+"""The protocol of inference tasks: a model source and the variables to use."""
 
 from typing import Protocol, runtime_checkable
 
@@ -8,17 +8,17 @@ from dew.typing import Variables
 
 @runtime_checkable
 class Task(Protocol):
-    """A trained model put to use: where it came from, and the weights it uses now.
+    """A trained model ready for use: the source it came from, and its weights now.
 
-    Saving a task is the way out to safetensors.
+    `dew.save` writes a task as a folder of safetensors.
     """
 
     @property
     def source(self) -> Source:
-        """The model, tokenizer and, if it was loaded, the folder it came from."""
+        """The model, its tokenizer and, of a loaded one, the folder it came from."""
         ...
 
     @property
     def variables(self) -> Variables:
-        """The weights to use, which may have moved since the source was loaded."""
+        """The weights to use; after training they differ from the source's."""
         ...

@@ -14,7 +14,7 @@ from jaxtyping import Array
 
 from dew.objectives.base import Aux, Mean, Objective, Step
 from dew.state import TrainState, Window
-from dew.tree import flatten, merge, slashed, wide
+from dew.tree import flatten, merge, slashed, widen
 from dew.typing import Batch, Variables
 
 
@@ -64,7 +64,7 @@ def _supported(gradient: Any, active: Array) -> Any:
 
     Without support a reduction of an objective's own may well be 0 / 0 inside.
     """
-    return jax.tree.map(lambda g: jnp.where(active, wide(g), 0), gradient)
+    return jax.tree.map(lambda g: jnp.where(active, widen(g), 0), gradient)
 
 
 def pooled_gradient(
@@ -126,7 +126,7 @@ def _as_mean(objective: Objective[Any, Any], stats: Any) -> Any:
     if _has_own_reduction(objective):
         return stats
     if isinstance(stats, Mean):
-        return Mean(wide(stats.total), wide(stats.mass))
+        return Mean(widen(stats.total), widen(stats.mass))
     number, _ = objective.reduce_loss(stats)
     return Mean(number, jnp.ones_like(number))
 
@@ -164,5 +164,5 @@ def _replayed(objective: Objective[Any, Any], state: TrainState, window: Window)
         (gradient,) = pullback(cotangent)
         return jax.tree.map(jnp.add, total, _supported(gradient, active)), None
 
-    start = jax.tree.map(lambda p: jnp.zeros_like(wide(p)), params)
+    start = jax.tree.map(lambda p: jnp.zeros_like(widen(p)), params)
     return jax.lax.scan(pull, start, window.replay)[0]

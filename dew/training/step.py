@@ -20,7 +20,7 @@ from dew.objectives.base import Initializer, Mean, Objective, Step
 from dew.state import Replay, TrainState, Window
 from dew.training.accumulation import Evaluated, evaluate, pooled_gradient, replaced
 from dew.training.ema import initial_average, next_average
-from dew.tree import wide
+from dew.tree import widen
 from dew.typing import Batch
 
 
@@ -273,7 +273,7 @@ def _judged(finite: dict[str, Any]) -> list[Array]:
 
 def _as_mean(metric: Any) -> Mean:
     if isinstance(metric, Mean):
-        return Mean(wide(metric.total), wide(metric.mass))
+        return Mean(widen(metric.total), widen(metric.mass))
     number = jnp.asarray(metric, jnp.float32)
     return Mean(number, jnp.ones_like(number))
 

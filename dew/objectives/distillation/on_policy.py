@@ -11,7 +11,7 @@ from dew.losses.term import Schedule, at, check_positive, check_share
 from dew.objectives.base import Mean, Step
 from dew.objectives.tokens import real_tokens
 from dew.source import Source
-from dew.tasks.generation import continued
+from dew.tasks.generation import generate_tokens
 from dew.typing import Batch, Variables
 
 SALT = 0x0D15
@@ -69,17 +69,16 @@ class OnPolicy:
         chosen &= jnp.any(real, axis=1)
 
         def sample() -> Array:
-            return continued(
+            return generate_tokens(
                 source.model,
-                self.new_tokens,
-                True,
-                source.eos_ids,
                 lax.stop_gradient(variables),
                 tokens,
                 # A prompt of nothing is never chosen; it must only not be empty.
                 real | ~jnp.any(real, axis=1, keepdims=True),
-                jnp.float32(self.temperature),
-                draws,
+                new_tokens=self.new_tokens,
+                ends=source.eos_ids,
+                temperature=jnp.float32(self.temperature),
+                key=draws,
             )
 
         def nothing() -> Array:

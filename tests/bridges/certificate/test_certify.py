@@ -15,7 +15,7 @@ import dew
 from dew.bridges.certificate.certify import certify
 from dew.cli.load import tokenizer_of
 from dew.converters.pretrained import Pretrained
-from dew.tasks.seq2seq_generation import TargetGeneration, padded
+from dew.tasks.seq2seq_generation import TargetGeneration, pad_right
 from examples.support.reactions import couplings, smiles_tokenizer
 from examples.support.weights import cached
 from tests.bridges.lowering.zoo import ZOO, drawn
@@ -79,7 +79,7 @@ def test_an_encoder_decoder_answers_as_torch_does(
     model: Any = transformers.T5ForConditionalGeneration.from_pretrained(t5.folder.path)
     task = TargetGeneration(t5, t5.variables, model.config.decoder_start_token_id)
     rows = [smiles_tokenizer(cached("albert")).encode(text).ids for text in sources]
-    ours = task.write(padded(rows), max_new_tokens=NEW)
+    ours = task.write(pad_right(rows), max_new_tokens=NEW)
     for row, new in zip(rows, ours, strict=True):
         theirs = model.generate(torch.tensor([row]), max_new_tokens=NEW)
         assert new == theirs[0, 1:].tolist()
