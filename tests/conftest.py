@@ -19,6 +19,11 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import jax
 import pytest
 
+from tests.support import sampling
+
+# Set before workers start: they inherit it, and draw the samples of this process.
+sampling.daily_seed()
+
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Many tests train the same tiny models: what one has compiled serves the others.
@@ -26,6 +31,11 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", tempfile.mkdtemp(prefix="dew-xla-"))
 jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+def pytest_report_header() -> str:
+    """Prints the seed of the sampled tables, and how to repeat it."""
+    return f"sampled tables: {sampling.VARIABLE}={sampling.daily_seed()}"
 
 
 @pytest.fixture(scope="session")

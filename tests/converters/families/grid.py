@@ -14,6 +14,7 @@ from typing import Any
 from dew.converters.families import FAMILIES
 from tests.converters.families.decoders import TINY
 from tests.converters.families.encoders import ENCODERS
+from tests.support.sampling import daily_random
 
 WINDOW, ORIGINAL = 64, 32
 """Longest positions that rope cases declare, and those trained on first."""
@@ -85,8 +86,8 @@ def cases_of(family: str) -> list[Case]:
 
 
 def seeded(family: str) -> Case:
-    """One of a family's cases, the same in every run."""
-    return random.Random(family).choice(cases_of(family))
+    """One of a family's cases, another each day."""
+    return daily_random(family).choice(cases_of(family))
 
 
 def axes_of(family: str) -> dict[str, Mapping[str, Any]]:

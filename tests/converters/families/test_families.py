@@ -1,7 +1,6 @@
 """Every family: transformers' logits, gradients, bfloat16 and bytes, over the grid."""
 
 from pathlib import Path
-from random import Random
 
 import pytest
 
@@ -11,13 +10,14 @@ from docs.generate import measured as families_measured
 from tests.converters.families.decoders import TINY
 from tests.converters.families.grid import cases_of, seeded
 from tests.converters.families.measure import measure
+from tests.support.sampling import daily_sample
 
 
 def test_every_family_has_a_row() -> None:
     assert set(TINY) == set(FAMILIES)
 
 
-HALVED = Random(0).sample(sorted(TINY), 5)
+HALVED = daily_sample("bfloat16", TINY, 5)
 """The families whose seeded case is measured in bfloat16 too."""
 
 
