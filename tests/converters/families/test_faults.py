@@ -1,7 +1,6 @@
 """Every family: what is wrong with any of its tensors or rules is caught and named."""
 
 import json
-import random
 import re
 import shutil
 from pathlib import Path
@@ -17,6 +16,7 @@ from dew.converters.mapping.table import rule_path
 from tests.converters.families.decoders import TINY
 from tests.converters.families.measure import model_of
 from tests.support import hf_models as hf
+from tests.support.sampling import daily_random
 
 KINDS = ("removed", "added", "mis-shaped", "doubled")
 
@@ -66,7 +66,7 @@ def check_spoiled(folder: Path, copy: Path, kind: str, name: str) -> None:
 def test_a_seeded_tensor_cannot_be_spoiled_unseen(family: str, tmp_path: Path) -> None:
     folder = saved(family, tmp_path / "m")
     names = sorted(load_file(folder / "model.safetensors"))
-    rng = random.Random(family)
+    rng = daily_random(family)
     for kind in KINDS:
         check_spoiled(folder, tmp_path / "copy", kind, rng.choice(names))
 

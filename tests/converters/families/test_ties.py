@@ -1,6 +1,5 @@
 """A tied head in every family, in every case of config against file."""
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from dew.tree import flatten
 from tests.converters.families.decoders import TINY
 from tests.converters.families.measure import model_of
 from tests.support import hf_models as hf
+from tests.support.sampling import daily_random
 from tests.support.tolerances import LOGITS
 
 LOADS = ((True, "absent"), (True, "equal"), (False, "equal"), (False, "different"))
@@ -61,7 +61,7 @@ def check_cell(family: str, folder: Path, tied: bool, head: str) -> None:
 
 @pytest.mark.parametrize("family", sorted(TINY))
 def test_a_seeded_head_has_its_outcome(family: str, tmp_path: Path) -> None:
-    tied, head = random.Random(family).choice([*LOADS, *REFUSED])
+    tied, head = daily_random(family).choice([*LOADS, *REFUSED])
     check_cell(family, tmp_path, tied, head)
 
 
