@@ -1,4 +1,4 @@
-"""Language modelling by a mixture of experts that balances itself without a loss."""
+"""Causal language modelling with experts balanced by router biases, without a loss."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,15 +18,16 @@ from dew.tasks.generation import TextGeneration
 from dew.typing import Batch, Variables
 
 Loads = dict[str, Any]
-"""How many tokens each expert read, laid out as the biases in the collection `moe`."""
+"""Number of tokens routed to each expert, nested as the biases in `moe`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BalancedLM(Objective[Mean, Loads]):
     """`CausalLM` of a decoder with balanced routers, whose biases move once a commit.
 
-    Experts that read more real tokens than the mean of a window are lowered by `speed`
-    in their router's ranks, others raised: "DeepSeek-V3" (2024), section 2.1.2.
+    The bias of an expert to which more real tokens than the window's mean were routed
+    is lowered by `speed`, that of others raised; biases affect the choice of experts
+    alone: "DeepSeek-V3" (2024), section 2.1.2.
     """
 
     lm: CausalLM
@@ -39,31 +40,31 @@ class BalancedLM(Objective[Mean, Loads]):
 
     @property
     def inputs(self) -> InputSpec:
-        """One row of tokens."""
+        """Shape and dtype of one row of tokens."""
         return self.lm.inputs
 
     @property
     def bank_sites(self) -> tuple[DecoderBank, ...]:
-        """The stacks of a decoder that scans its blocks."""
+        """The scanned stacks of the language model's decoder."""
         return self.lm.bank_sites
 
     def held_variables(self) -> Variables | None:
-        """The weights that were loaded, if any."""
+        """The loaded weights of the language model, None when they are drawn."""
         return self.lm.held_variables()
 
     def init(self, key: jax.Array, variables: Variables | None = None) -> Variables:
-        """The language model's variables, among them its routers' biases.
+        """The language model's variables, which include its routers' biases.
 
         Raises:
             ValueError: no router of the model is balanced.
         """
-        made = self.lm.init(key, variables)
-        if "moe" not in made:
+        initial = self.lm.init(key, variables)
+        if "moe" not in initial:
             raise ValueError(
                 "BalancedLM needs a model with balanced routers, MoE(balanced=True); "
-                f"this one has the collections {sorted(made)}"
+                f"this one has the collections {sorted(initial)}"
             )
-        return made
+        return initial
 
     def loss(
         self, params: Variables, batch: Batch, step: Step
@@ -81,7 +82,7 @@ class BalancedLM(Objective[Mean, Loads]):
         train: bool,
         layers: Sequence[int] = (),
     ) -> tuple[Mean, Aux[Loads], Prediction]:
-        """The loss, with logits and hidden states behind it."""
+        """The statistics of the loss, with logits and hidden states behind them."""
         opened = ("routing", "qk") if self.lm.qk_stats else ("routing",)
         prediction, sown = self.lm.read(
             params, batch, step, train=train, layers=layers, opened=opened
@@ -91,21 +92,21 @@ class BalancedLM(Objective[Mean, Loads]):
         return stats, Aux(qk_stats=sown.get("qk"), effects=loads), prediction
 
     def labels(self, batch: Batch, step: Step) -> Int[Array, "batch seq"]:
-        """The next token of each."""
+        """The token that follows each position."""
         return self.lm.labels(batch, step)
 
     def apply_effects(self, variables: Variables, effects: Loads) -> Variables:
-        """The routers' biases, one step nearer to equal loads."""
+        """The routers' biases after one step of `speed` towards equal loads."""
 
-        def moved(bias: Array, load: Array) -> Array:
+        def move(bias: Array, load: Array) -> Array:
             return bias + self.speed * jnp.sign(jnp.mean(load) - load)
 
-        return {"moe": jax.tree.map(moved, variables["moe"], effects)}
+        return {"moe": jax.tree.map(move, variables["moe"], effects)}
 
     def evaluate(self, params: Variables, batch: Batch, step: Step) -> TokenScores:
         """Loss and weight of every token, dropout off."""
         return self.lm.evaluate(params, batch, step)
 
     def pipeline(self, state: TrainState, *, ema: bool = True) -> TextGeneration:
-        """The trained model, ready to continue texts and to be saved."""
+        """The trained model as a task that continues texts and can be saved."""
         return self.lm.pipeline(state, ema=ema)

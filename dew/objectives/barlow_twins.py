@@ -1,4 +1,4 @@
-"""Two views of the same thing should agree, and in every dimension anew."""
+"""Barlow Twins: the cross-correlation of two views' embeddings against identity."""
 
 from dataclasses import dataclass
 from typing import no_type_check
@@ -17,7 +17,7 @@ from dew.typing import Batch, Variables
 @no_type_check
 @struct.dataclass
 class CrossMoments:
-    """Sums over records from which the correlation of two views follows."""
+    """Sums over records that determine the correlation between two views."""
 
     count: Float[Array, ""]
     sums: Float[Array, "2 dim"]
@@ -45,19 +45,22 @@ class BarlowTwins(ModelObjective[CrossMoments]):
 
     @property
     def inputs(self) -> InputSpec:
-        """What the model reads of one view."""
+        """Shapes and dtypes of one view's inputs."""
         return self.reads
 
     def loss(
         self, params: Variables, batch: Batch, step: Step
     ) -> tuple[CrossMoments, Aux[None]]:
         """The sums of both views' embeddings, of their squares and products."""
+        # One pass over both views, interleaved: rows 2i and 2i + 1 are views of record
+        # i, so a batch split over devices keeps a record's views on one device.
         views = {n: rearrange(batch[n], "b v ... -> (b v) ...") for n in self.reads}
         outputs, _ = self.forward(params, views, step, train=True)
         pairs = rearrange(self.logits(outputs), "(b v) d -> v b d", v=2)
         weights = jnp.ones(pairs.shape[1], pairs.dtype)
         if "loss_mask" in batch:
             weights = batch["loss_mask"].astype(pairs.dtype)
+        # Replaced, not only multiplied by zero: 0 · NaN would reach the sums.
         pairs = jnp.where(weights[None, :, None] > 0, pairs, 0)
         stats = CrossMoments(
             count=jnp.sum(weights),
@@ -70,8 +73,11 @@ class BarlowTwins(ModelObjective[CrossMoments]):
     def reduce_loss(self, stats: CrossMoments) -> tuple[jax.Array, jax.Array]:
         """The value of the pooled moments; a correlation needs two records."""
         active = stats.count > 1
+        # Without support the divisor is 1, so that the branch not taken has a finite
+        # gradient: `where` multiplies it by zero, which leaves a NaN a NaN.
         count = jnp.where(active, stats.count, 1)
         means = stats.sums / count
+        # `eps` under the root keeps a collapsed dimension, of variance 0, finite.
         scales = jax.lax.rsqrt(stats.squares / count - jnp.square(means) + self.eps)
         covariance = stats.products / count - jnp.outer(means[0], means[1])
         correlation = covariance * jnp.outer(scales[0], scales[1])

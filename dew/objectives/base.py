@@ -65,6 +65,11 @@ class Mean:
 
     The mass is not negative and does not depend on the parameters. Zero mass declares a
     zero sum and no contribution.
+
+    >>> losses, weights = jnp.asarray([3.0, 5.0, 7.0]), jnp.asarray([1.0, 1.0, 0.0])
+    >>> pooled = Mean.of(losses, weights) + Mean.of(losses, 2 * weights)
+    >>> float(pooled.total), float(pooled.mass)
+    (24.0, 6.0)
     """
 
     total: Float[Array, ""]
@@ -77,10 +82,10 @@ class Mean:
 
     @classmethod
     def of(cls, values: Float[Array, "..."], weights: Float[Array, "..."]) -> "Mean":
-        """Sums values by weight, in float32 or wider.
+        """The weighted sum of `values` over the sum of `weights`, float32 or wider.
 
         Values of zero weight are replaced before the product, so that one which is not
-        finite touches neither the sum nor its gradient.
+        finite affects neither the sum nor its gradient.
         """
         values = widen(values)
         weights = jax.lax.stop_gradient(weights).astype(values.dtype)
@@ -93,6 +98,13 @@ def mean_loss(stats: Mean) -> tuple[jax.Array, jax.Array]:
 
     Without mass the value is 0, its gradient is 0, and neither is NaN. No gradient
     flows through the mass. Float32 or wider.
+
+    >>> value, active = mean_loss(Mean(jnp.float32(6), jnp.float32(4)))
+    >>> float(value), bool(active)
+    (1.5, True)
+    >>> value, active = mean_loss(Mean(jnp.float32(0), jnp.float32(0)))
+    >>> float(value), bool(active)
+    (0.0, False)
     """
     total = widen(stats.total)
     mass = jax.lax.stop_gradient(jnp.asarray(stats.mass)).astype(total.dtype)
@@ -109,11 +121,12 @@ S = TypeVar("S")
 @no_type_check
 @struct.dataclass
 class Step:
-    """What the trainer tells an objective about the current step.
+    """The trainer's clock, random key and averaged weights for one microbatch.
 
-    `step` is the number of accepted microbatches, by which an objective's own schedules
-    go. `key` is drawn anew for every attempt; a replayed microbatch gets its own again.
-    `ema` is the variables tree with the averaged leaves in place, or None without EMA.
+    `step` is the number of accepted microbatches, which an objective's own schedules
+    read. `key` is drawn anew for every attempt; a replayed microbatch gets the key of
+    its first evaluation. `ema` is the variables tree with the averaged leaves in place,
+    or None without EMA.
     """
 
     step: Int[Array, ""]
@@ -124,7 +137,7 @@ class Step:
 @no_type_check
 @struct.dataclass(kw_only=True)
 class Aux(Generic[Effects]):
-    """What a loss returns beside its statistics.
+    """Reports that a loss returns beside its statistics.
 
     `metrics` are scalars, or `Mean`s which pool over an accumulation, for the tracker.
     `variables` replace whole collections other than `params`, BatchNorm's averages for
@@ -143,11 +156,11 @@ class Aux(Generic[Effects]):
 @no_type_check
 @struct.dataclass
 class Prediction:
-    """What a token objective scored a batch with, for a teacher to compare.
+    """The scores behind a token objective's loss, for comparison with a teacher.
 
-    `logits` are the forward's float32 scores, `losses` and `weights` the loss of each
-    position and its weight in the objective's sum, `hidden` the states of the layers
-    that were asked for, in that order.
+    `logits` are the float32 scores of the forward pass, `losses` and `weights` the loss
+    of each position and its weight in the objective's sum, `hidden` the states of the
+    requested layers, in their order.
     """
 
     logits: Float[Array, "batch seq vocab"]
@@ -162,6 +175,10 @@ class EMASpec:
 
     After commit number n (from 0) an averaged leaf becomes
     decay(n) · average + (1 - decay(n)) · live.
+
+    >>> spec = EMASpec(optax.constant_schedule(0.99), under("params"))
+    >>> spec.decay(0), spec.select(("batch_stats", "mean"))
+    (0.99, False)
     """
 
     decay: optax.Schedule
@@ -172,8 +189,8 @@ class Objective(ABC, Generic[Loss, Effects]):
     """What is being learned: the variables, the loss, and what an evaluation yields.
 
     `artifact` is the type that `evaluate` returns, None when it returns nothing. `ema`
-    asks for an average. `inputs` are the shapes and dtypes of one example. `held` names
-    the collections that a run holds and never moves; of them, what `held_variables`
+    requests an average. `inputs` are the shapes and dtypes of one example. `held` names
+    the collections that a run holds and never updates; of them, what `held_variables`
     supplies is not written into checkpoints.
     """
 
@@ -190,17 +207,18 @@ class Objective(ABC, Generic[Loss, Effects]):
     def bank_sites(self) -> tuple[DecoderBank, ...]:
         """The scanned stacks that this objective evaluates; usually none.
 
-        Each names a decoder's place below every collection, and the view between its
-        canonical layers and the stacked bank. Variables and optimizer trees stay
+        Each names the path of a decoder below every collection, and the view between
+        its canonical layers and the stacked bank. Variables and optimizer trees stay
         canonical.
         """
         return ()
 
     @property
     def initializer(self) -> Initializer:
-        """`init` with the held variables bound as arguments of whatever JIT takes it.
+        """`init` with the held variables bound as arguments of the JIT that takes it.
 
-        Closed over, a loaded checkpoint would be compiled into the executable.
+        As a closure's constants, a loaded checkpoint would be compiled into the
+        executable.
         """
         return Initializer(self.init, variables=self.held_variables())
 
@@ -244,7 +262,8 @@ class Objective(ABC, Generic[Loss, Effects]):
         """Returns the collections that a window's summed effects replace.
 
         Raises:
-            TypeError: this objective returns effects but does not say what they do.
+            TypeError: this objective returns effects but does not define how they
+                apply.
         """
         raise TypeError(f"{type(self).__name__} lacks apply_effects for its effects")
 
@@ -257,10 +276,10 @@ class Objective(ABC, Generic[Loss, Effects]):
         train: bool,
         layers: Sequence[int] = (),
     ) -> tuple[Mean, Aux[Effects], Prediction]:
-        """Returns the loss as `loss` has it, with the prediction behind it.
+        """Returns the statistics of `loss`, with the prediction behind them.
 
         The statistics are one `Mean` over the positions that the weights count. `train`
-        turns dropout on as `loss` does; a frozen teacher scores with it off.
+        enables dropout as `loss` does; a frozen teacher scores without it.
 
         Raises:
             TypeError: this objective scores no token logits.
@@ -293,7 +312,7 @@ class Objective(ABC, Generic[Loss, Effects]):
         *,
         scored: Artifacts | None = None,
     ) -> Artifacts | None:
-        """Returns what to show of one batch; `scored` where that has been made."""
+        """Returns what to display of one batch: `scored`, or else an evaluation."""
         return scored if scored is not None else self.evaluate(params, batch, step)
 
 
@@ -320,7 +339,24 @@ def scalar_loss(
     batch: Batch,
     step: Step,
 ) -> tuple[jax.Array, Aux[Effects]]:
-    """Evaluates and reduces the loss in one go, for direct differentiation."""
+    """Evaluates and reduces the loss in one call, for direct differentiation.
+
+    >>> from dew.nn.config import MLP, Attention, DecoderConfig
+    >>> from dew.nn.decoder import Decoder
+    >>> from dew.objectives import CausalLM
+    >>> from dew.source import Source
+    >>> attention = Attention(heads=2, kv_heads=1, head_dim=4)
+    >>> config = DecoderConfig(
+    ...     vocab=11, embed=8, layers=1, attention=attention, mlp=MLP(dim=6)
+    ... )
+    >>> objective = CausalLM(source=Source(model=Decoder(config)), seq_len=6)
+    >>> variables = objective.init(jax.random.key(0))
+    >>> batch = {"tokens": jnp.arange(12).reshape(2, 6) % 11}
+    >>> step = Step(jnp.int32(0), jax.random.key(1))
+    >>> loss, aux = scalar_loss(objective, variables, batch, step)
+    >>> loss.shape, loss.dtype.name
+    ((), 'float32')
+    """
     stats, aux = objective.loss(variables, batch, step)
     return objective.reduce_loss(stats)[0], aux
 
@@ -329,23 +365,23 @@ def scalar_loss(
 class Metric(Protocol[S]):
     """Reduces a validation pass to one number, on the host.
 
-    `reads` is the type of artifact that a call turns into a contribution. The first
+    `reads` is the type of artifact of which a call makes a contribution. The first
     contribution starts a pass; `merge` may update the accumulator in place. Metrics
-    keep nothing between passes and talk to no other process.
+    keep no state between passes and communicate with no other process.
     """
 
     reads: type
 
     def __call__(self, artifact: Any, /) -> S:
-        """The contribution of one batch."""
+        """The contribution of one batch's artifact to the pass."""
         ...
 
     def merge(self, accumulated: S, contribution: S, /) -> S:
-        """The accumulator with one more contribution in it."""
+        """The accumulator with one more contribution merged in."""
         ...
 
     def finalize(self, accumulated: S, /) -> float:
-        """The number that the pass comes to."""
+        """The value of the finished pass."""
         ...
 
 
@@ -355,12 +391,19 @@ def merge_totals(
     """Adds one batch's (total, count) into a metric's accumulator.
 
     A statistic that is a sum over a count merges so, whatever the sizes of batches.
+
+    >>> accumulated = merge_totals((6.0, 4.0), (3.0, 2.0))
+    >>> accumulated, mean_of_totals(accumulated)
+    ((9.0, 6.0), 1.5)
     """
     return accumulated[0] + contribution[0], accumulated[1] + contribution[1]
 
 
 def mean_of_totals(accumulated: tuple[float, float]) -> float:
     """Divides a metric's total by its count.
+
+    >>> mean_of_totals((9.0, 6.0))
+    1.5
 
     Raises:
         ValueError: the count is zero, so the pass held nothing to average.

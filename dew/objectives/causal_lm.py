@@ -1,4 +1,4 @@
-"""Causal language modelling: predict each token from those before it."""
+"""Causal language modelling: cross-entropy of each token given those before it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,9 +35,17 @@ class CausalLM(ModelObjective[Mean]):
     is predicted across a boundary, none of segment 0), `mask` (true marks real tokens)
     and `loss_mask` (true marks tokens to be predicted, as for completions only).
 
-    Weights train in `param_dtype`; what the model computes in is the model's own
-    `dtype`. `trainable` freezes the leaves that it rejects. `qk_stats` reports each
-    attention head's largest score, for an optimizer that clips by it.
+    `qk_stats` reports each attention head's largest score, for an optimizer that clips
+    by it (QK-Clip).
+
+    >>> import dew
+    >>> objective = CausalLM(source=dew.load(FOLDER), seq_len=4)
+    >>> variables = objective.init(jax.random.key(0))
+    >>> batch = {"tokens": jnp.asarray([[1, 2, 3, 4], [5, 6, 7, 8]])}
+    >>> step = Step(jnp.int32(0), jax.random.key(1))
+    >>> stats, aux = objective.loss(variables, batch, step)
+    >>> float(stats.mass)  # the last token of a row has no successor
+    6.0
     """
 
     seq_len: int
@@ -48,25 +56,25 @@ class CausalLM(ModelObjective[Mean]):
     def __post_init__(self) -> None:
         if isinstance(self.source.model, Encoder):
             raise ValueError(
-                "CausalLM.source must see no later tokens, and an Encoder sees them "
-                "all; train it with MaskedLM"
+                "CausalLM.source must see no later tokens, and an Encoder attends to "
+                "them all; train it with MaskedLM"
             )
 
     @property
     def inputs(self) -> InputSpec:
-        """One row of tokens."""
+        """Shape and dtype of one row of tokens."""
         return {"tokens": jax.ShapeDtypeStruct((self.seq_len,), jnp.int32)}
 
     @property
     def bank_sites(self) -> tuple[DecoderBank, ...]:
-        """The stacks of a native decoder that scans its blocks."""
+        """The scanned stacks of a native decoder, none of any other model."""
         model = self.source.model
         return model.banks() if isinstance(model, Scanned) else ()
 
     def loss(
         self, params: Variables, batch: Batch, step: Step
     ) -> tuple[Mean, Aux[None]]:
-        """The summed loss over the number of tokens predicted."""
+        """The summed loss, with the number of predicted tokens as its mass."""
         stats, aux, _ = self.predict(params, batch, step, train=True)
         return stats, aux
 
@@ -79,7 +87,7 @@ class CausalLM(ModelObjective[Mean]):
         train: bool,
         layers: Sequence[int] = (),
     ) -> tuple[Mean, Aux[None], Prediction]:
-        """The loss, with logits and hidden states behind it."""
+        """The statistics of the loss, with logits and hidden states behind them."""
         opened = ("qk",) if self.qk_stats and train else ()
         prediction, sown = self.read(
             params, batch, step, train=train, layers=layers, opened=opened
@@ -97,10 +105,10 @@ class CausalLM(ModelObjective[Mean]):
         layers: Sequence[int] = (),
         opened: tuple[str, ...] = (),
     ) -> tuple[Prediction, Variables]:
-        """One pass over the batch, and what the layers sow into the `opened`.
+        """One forward pass, and what layers sow into the `opened` collections.
 
         Raises:
-            ValueError: the model sows nothing into one of them.
+            ValueError: the model sows nothing into one of them, or has no head.
         """
         outputs, sown = self.forward(
             params,
@@ -124,7 +132,11 @@ class CausalLM(ModelObjective[Mean]):
         train: bool,
         layers: Sequence[int] = (),
     ) -> tuple[TokenStates, Aux[None]]:
-        """One pass up to the output embedding, which compilation leaves out."""
+        """The final hidden states of one forward pass; compilation drops the logits.
+
+        Raises:
+            ValueError: the model returns logits alone.
+        """
         opened = ("qk",) if self.qk_stats and train else ()
         outputs, sown = self.forward(
             params,
@@ -144,11 +156,11 @@ class CausalLM(ModelObjective[Mean]):
         return states, Aux(qk_stats=sown.get("qk"))
 
     def labels(self, batch: Batch, step: Step) -> Int[Array, "batch seq"]:
-        """The next token of each."""
+        """The token that follows each position."""
         return next_tokens(batch["tokens"])
 
     def splits(self, params: Variables) -> tuple[Source, Variables]:
-        """Its model and whole variables."""
+        """The model, and its variables with frozen leaves put back."""
         return self.source, thaw(params)
 
     def evaluate(self, params: Variables, batch: Batch, step: Step) -> TokenScores:
@@ -156,5 +168,5 @@ class CausalLM(ModelObjective[Mean]):
         return token_scores(self, params, dict(batch), step)
 
     def pipeline(self, state: TrainState, *, ema: bool = True) -> TextGeneration:
-        """The trained model, ready to continue texts and to be saved."""
+        """The trained model as a task that continues texts and can be saved."""
         return TextGeneration(self.source, thaw(state.inference_variables(ema=ema)))

@@ -1,4 +1,4 @@
-"""Joint-embedding prediction: guess the features of what is hidden, not its values."""
+"""Joint-embedding prediction (JEPA): predict the features of hidden positions."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -26,11 +26,11 @@ class JEPA(Objective[Mean, None]):
 
     Assran et al., "Self-Supervised Learning from Images with a Joint-Embedding
     Predictive Architecture" (2023). Each row hides one span of `width` positions, drawn
-    by the step's key, unless the batch says what is `hidden` [batch, seq]; there the
-    encoder's `mask` is false. The predictor reads the
-    encoder's states as `inputs_embeds`, with that `mask`, and answers in `final`, where
-    the encoder answers too. Targets are the states of `step.ema` over the whole row,
-    normalised; no gradient reaches them. `reads` are inputs of `seq` positions.
+    by the step's key, unless the batch has `hidden` [batch, seq] (true marks hidden
+    positions); the encoder's `mask` is false there. The predictor takes the encoder's
+    states as `inputs_embeds`, with that `mask`; the result of both is `final`. Targets
+    are the normalised states of the encoder with the weights of `step.ema` over the
+    whole row; no gradient reaches them. `reads` names inputs of `seq` positions.
     """
 
     source: Source
@@ -51,37 +51,37 @@ class JEPA(Objective[Mean, None]):
 
     @property
     def inputs(self) -> InputSpec:
-        """What the encoder reads of one example."""
+        """Shapes and dtypes of one example's encoder inputs."""
         return self.reads
 
     def held_variables(self) -> Variables | None:
-        """The weights of the parts that were loaded, if any."""
+        """The loaded weights of encoder and predictor, None when both are drawn."""
         parts = {ENCODER: self.source.variables, PREDICTOR: self.predictor.variables}
-        held = {name: part["params"] for name, part in parts.items() if part}
-        return {"params": held} if held else None
+        loaded = {name: part["params"] for name, part in parts.items() if part}
+        return {"params": loaded} if loaded else None
 
     def init(self, key: jax.Array, variables: Variables | None = None) -> Variables:
         """Both parts' weights, float32; what was not loaded is drawn from `key`."""
-        held = (self.held_variables() if variables is None else variables) or {}
+        given = (self.held_variables() if variables is None else variables) or {}
         mask = {"mask": jax.ShapeDtypeStruct((self.seq,), bool)}
         states = jax.ShapeDtypeStruct((self.seq, self.embed), jnp.float32)
         keys = jax.random.split(key)
 
-        def part(name: str, source: Source, inputs: InputSpec, key: Array) -> Variables:
-            loaded = held.get("params", {}).get(name)
+        def draw(name: str, source: Source, inputs: InputSpec, key: Array) -> Variables:
+            loaded = given.get("params", {}).get(name)
             own = None if loaded is None else {"params": loaded}
             return initial_variables(source, {**inputs, **mask}, key, own, jnp.float32)[
                 "params"
             ]
 
-        encoder = part(ENCODER, self.source, self.reads, keys[0])
-        predictor = part(PREDICTOR, self.predictor, {"inputs_embeds": states}, keys[1])
+        encoder = draw(ENCODER, self.source, self.reads, keys[0])
+        predictor = draw(PREDICTOR, self.predictor, {"inputs_embeds": states}, keys[1])
         return {"params": {ENCODER: encoder, PREDICTOR: predictor}}
 
     def loss(
         self, params: Variables, batch: Batch, step: Step
     ) -> tuple[Mean, Aux[None]]:
-        """The summed distance over the number of positions hidden."""
+        """The summed distance, with the number of hidden positions as its mass."""
         scores = self._scores(params, batch, step, train=True)
         return Mean.of(scores.losses, scores.weights), Aux()
 
@@ -90,7 +90,7 @@ class JEPA(Objective[Mean, None]):
         return evaluate_scores(self._scores, params, dict(batch), step)
 
     def pipeline(self, state: TrainState, *, ema: bool = True) -> Scoring:
-        """The averaged (or live) encoder, ready to embed and to be saved."""
+        """The averaged or live encoder as a task that embeds and can be saved."""
         params = state.inference_variables(ema=ema)["params"]
         return Scoring(self.source, {"params": params[ENCODER]})
 
@@ -105,24 +105,31 @@ class JEPA(Objective[Mean, None]):
         choice, dropout = jax.random.split(step.key)
         spans = hide_spans(choice, rows, self.seq, self.width)
         hidden = real & batch.get("hidden", spans).astype(bool)
-        seen = {"mask": real & ~hidden}
+        visible = {"mask": real & ~hidden}
         now = Step(step.step, dropout)
 
-        def read(tree: Variables, name: str, inputs: Batch, train: bool) -> Array:
+        def run(tree: Variables, name: str, inputs: Batch, train: bool) -> Array:
             part = self.source if name == ENCODER else self.predictor
             own = {"params": tree["params"][name]}
             return jnp.asarray(forward(part, own, inputs, now, train=train)[0].final)
 
-        whole = read(step.ema, ENCODER, {**inputs, "mask": real}, False)
-        target = jax.nn.standardize(jax.lax.stop_gradient(widen(whole)))
-        context = {"inputs_embeds": read(params, ENCODER, {**inputs, **seen}, train)}
-        guess = widen(read(params, PREDICTOR, {**context, **seen}, train))
-        losses = jnp.mean(optax.losses.huber_loss(guess, target), axis=-1)
+        # The averaged encoder reads the whole row, hidden positions too, without
+        # dropout: its states are the target, and only the other two passes learn.
+        states = run(step.ema, ENCODER, {**inputs, "mask": real}, False)
+        # Standardised over features, without which encoder and average could shrink
+        # all states together and lower the distance with nothing learned.
+        target = jax.nn.standardize(jax.lax.stop_gradient(widen(states)))
+        context = {"inputs_embeds": run(params, ENCODER, {**inputs, **visible}, train)}
+        # The predictor has the same mask: the encoder also leaves states at hidden
+        # positions, of which it must not make use.
+        predicted = widen(run(params, PREDICTOR, {**context, **visible}, train))
+        losses = jnp.mean(optax.losses.huber_loss(predicted, target), axis=-1)
         return TokenScores(losses, hidden.astype(jnp.float32))
 
 
 def hide_spans(key: Array, rows: int, seq: int, width: int) -> Bool[Array, "rows seq"]:
-    """True on one span of `width` positions in each row."""
+    """True on one random span of `width` positions in each row."""
+    # The last start leaves room for the span, so every row hides exactly `width`.
     start = jax.random.randint(key, (rows, 1), 0, seq - width + 1)
     place = jnp.arange(seq)[None]
     return (place >= start) & (place < start + width)

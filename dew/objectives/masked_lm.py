@@ -1,4 +1,4 @@
-"""Masked language modelling: put back the tokens that were hidden."""
+"""Masked language modelling: cross-entropy of tokens hidden from the encoder."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,17 +33,23 @@ def hide_tokens(
     mask_id: int,
     vocab: int,
 ) -> tuple[Int[Array, "batch seq"], Int[Array, "batch seq"]]:
-    """Tokens with `rate` of the free ones hidden, and those as labels.
+    """Tokens with the share `rate` of the `free` ones hidden, and their labels.
 
-    Of the hidden ones 80 in 100 become `mask_id`, 10 a random token, and 10 stay:
-    Devlin et al., "BERT" (2019), section 3.1.
+    Of the hidden tokens 80 % become `mask_id`, 10 % a random token, and 10 % stay as
+    they are: Devlin et al., "BERT" (2019), section 3.1. Labels are `IGNORED` where
+    nothing is hidden.
     """
     keys = jax.random.split(key, 3)
     hidden = free & jax.random.bernoulli(keys[0], rate, tokens.shape)
+    # One uniform draw a position decides among the three cases, which keeps them
+    # exclusive: below 0.8 the mask, from there to 0.9 a random token, above it itself.
     fate = jax.random.uniform(keys[1], tokens.shape)
+    # Uniform over the whole vocabulary, special tokens included, as BERT draws it.
     other = jax.random.randint(keys[2], tokens.shape, 0, vocab, tokens.dtype)
     replaced = jnp.where(fate < 0.9, other, tokens)
     replaced = jnp.where(fate < 0.8, jnp.full_like(tokens, mask_id), replaced)
+    # A hidden token that stays as it is has a label too: the model cannot tell it from
+    # the others, so it must predict every position.
     labels = jnp.where(hidden, tokens, jnp.full_like(tokens, IGNORED))
     return jnp.where(hidden, replaced, tokens), labels
 
@@ -52,11 +58,11 @@ def hide_tokens(
 class MaskedLM(ModelObjective[Mean]):
     """Cross-entropy of hidden tokens, in nats, averaged over those hidden.
 
-    Of the tokens that are neither padding nor one of `special_ids`, `rate` are hidden
-    as BERT does it, drawn anew by each step's key. A batch may bring its own `labels`
-    [batch, seq], negative where nothing is predicted, for tokens already masked. Any
-    model with logits over the vocabulary will do; one that tells kinds of tokens apart
-    reads `token_type_ids` where a batch has them.
+    Of the tokens that are neither padding nor one of `special_ids`, the share `rate` is
+    hidden as in BERT, drawn anew by each step's key. A batch may have its own `labels`
+    [batch, seq], negative where nothing is predicted, for tokens that are masked
+    already. Any model with logits over the vocabulary will do; `token_type_ids` are
+    passed to it where a batch has them.
     """
 
     seq_len: int
@@ -78,13 +84,13 @@ class MaskedLM(ModelObjective[Mean]):
 
     @property
     def inputs(self) -> InputSpec:
-        """One row of tokens."""
+        """Shape and dtype of one row of tokens."""
         return {"tokens": jax.ShapeDtypeStruct((self.seq_len,), jnp.int32)}
 
     def loss(
         self, params: Variables, batch: Batch, step: Step
     ) -> tuple[Mean, Aux[None]]:
-        """The summed loss over the number of tokens hidden."""
+        """The summed loss, with the number of hidden tokens as its mass."""
         stats, aux, _ = self.predict(params, batch, step, train=True)
         return stats, aux
 
@@ -97,14 +103,14 @@ class MaskedLM(ModelObjective[Mean]):
         train: bool,
         layers: Sequence[int] = (),
     ) -> tuple[Mean, Aux[None], Prediction]:
-        """The loss, with logits and hidden states behind it.
+        """The statistics of the loss, with logits and hidden states behind them.
 
-        A teacher and a student that are given one step hide the same tokens.
+        A teacher and a student with the same step hide the same tokens.
 
         Raises:
-            ValueError: the model scores no tokens.
+            ValueError: the model has no head over the vocabulary.
         """
-        tokens, labels = self._hidden(batch, step)
+        tokens, labels = self._hide(batch, step)
         inputs = {**token_inputs(batch), "tokens": tokens}
         if KINDS in batch:
             inputs[KINDS] = batch[KINDS]
@@ -122,17 +128,17 @@ class MaskedLM(ModelObjective[Mean]):
         return Mean.of(losses, weights), Aux(), prediction
 
     def labels(self, batch: Batch, step: Step) -> Int[Array, "batch seq"]:
-        """The tokens that were hidden, and 0 elsewhere."""
-        return jnp.maximum(self._hidden(batch, step)[1], 0)
+        """The hidden tokens at their positions, and 0 elsewhere."""
+        return jnp.maximum(self._hide(batch, step)[1], 0)
 
     def evaluate(self, params: Variables, batch: Batch, step: Step) -> TokenScores:
         """Loss and weight of every position, dropout off, masked by the step's key."""
         return token_scores(self, params, dict(batch), step)
 
-    def _hidden(
+    def _hide(
         self, batch: Batch, step: Step
     ) -> tuple[Int[Array, "batch seq"], Int[Array, "batch seq"]]:
-        """What the model reads, and what it is to put back, negative elsewhere."""
+        """The model's input tokens, and the labels, negative where not predicted."""
         tokens = batch["tokens"]
         if "labels" in batch:
             return tokens, batch["labels"]
@@ -148,6 +154,6 @@ class MaskedLM(ModelObjective[Mean]):
 
 
 def _keys(step: Step) -> tuple[Array, Array]:
-    """One key to hide by, one for dropout."""
-    hiding, dropout = jax.random.split(step.key)
-    return hiding, dropout
+    """A key that draws the hidden tokens, and one for dropout."""
+    masking, dropout = jax.random.split(step.key)
+    return masking, dropout

@@ -1,4 +1,4 @@
-"""What a validation pass comes to, for the objectives that score examples."""
+"""Validation metrics: perplexity, nats per token, mean loss and accuracy."""
 
 import math
 
@@ -10,19 +10,24 @@ from dew.objectives.tokens import TokenScores
 
 
 class NatsPerToken:
-    """The mean loss over every token of the pass, never a mean of means."""
+    """The mean loss over every token of the pass, in nats.
+
+    Batches are weighed by their tokens: it is not the mean of the batches' means.
+    """
 
     reads = TokenScores
 
     def __call__(self, artifact: TokenScores, /) -> tuple[float, float]:
         """Summed loss and number of tokens of one batch."""
+        # Python floats are float64, so a pass of many batches is summed without the
+        # rounding of float32.
         stats = Mean.of(artifact.losses, artifact.weights)
         return float(stats.total), float(stats.mass)
 
     merge = staticmethod(merge_totals)
 
     def finalize(self, accumulated: tuple[float, float], /) -> float:
-        """Nats per token."""
+        """The pass's mean loss in nats per token."""
         return mean_of_totals(accumulated)
 
 
@@ -30,20 +35,28 @@ class Perplexity(NatsPerToken):
     """exp of the mean loss over every token of the pass."""
 
     def finalize(self, accumulated: tuple[float, float], /) -> float:
-        """Perplexity per token."""
+        """The pass's perplexity, exp of its nats per token."""
         return math.exp(mean_of_totals(accumulated))
 
 
 class TokenCount(NatsPerToken):
-    """How many tokens a pass predicted."""
+    """The number of tokens predicted in a pass."""
 
     def finalize(self, accumulated: tuple[float, float], /) -> float:
-        """Tokens."""
+        """The pass's number of predicted tokens."""
         return accumulated[1]
 
 
 def token_metrics() -> dict[str, NatsPerToken]:
-    """The metrics of a language model by the names they are reported under."""
+    """The metrics of a language model by the names under which they are reported.
+
+    >>> scores = TokenScores(np.full((2, 3), 0.5), np.ones((2, 3)))
+    >>> for name, metric in token_metrics().items():
+    ...     print(name, round(metric.finalize(metric(scores)), 4))
+    perplexity 1.6487
+    nats_per_token 0.5
+    tokens 6.0
+    """
     return {
         "perplexity": Perplexity(),
         "nats_per_token": NatsPerToken(),
@@ -64,15 +77,16 @@ class MeanLoss:
     merge = staticmethod(merge_totals)
 
     def finalize(self, accumulated: tuple[float, float], /) -> float:
-        """Loss per unit of weight."""
+        """The pass's loss per unit of weight."""
         return mean_of_totals(accumulated)
 
 
 class Accuracy(MeanLoss):
-    """The part of the examples that count whose label has the highest logit."""
+    """The share of counted examples whose label has the highest logit."""
 
     def __call__(self, artifact: LabelScores, /) -> tuple[float, float]:
-        """Right and counted examples of one batch."""
+        """Number of correct and of counted examples of one batch."""
+        # An example counts once whatever its weight: class weights shape the loss only.
         counted = np.asarray(artifact.weights) > 0
-        right = np.argmax(artifact.logits, axis=-1) == np.asarray(artifact.labels)
-        return float(np.sum(right & counted)), float(np.sum(counted))
+        correct = np.argmax(artifact.logits, axis=-1) == np.asarray(artifact.labels)
+        return float(np.sum(correct & counted)), float(np.sum(counted))

@@ -38,7 +38,7 @@ class ModelObjective(Objective[Loss, None]):
 
     @property
     def model_inputs(self) -> InputSpec:
-        """Shapes and dtypes of one example of what the model itself is applied to."""
+        """Shapes and dtypes of one example of the inputs of the model itself."""
         return self.inputs
 
     def held_variables(self) -> Variables | None:
@@ -103,7 +103,7 @@ def initial_variables(
     dtype: DTypeLike,
     trainable: PathFilter | None = None,
 ) -> dict[str, Any]:
-    """The variables as handed over, the source's own, or new ones; floats in `dtype`.
+    """The given variables, else the source's, else new ones; weights in `dtype`.
 
     Collections beside `params` keep their dtypes: running averages and router biases
     are state of their own precision. Leaves that `trainable` rejects are frozen.
@@ -113,8 +113,8 @@ def initial_variables(
         example = {n: jnp.zeros((1, *s.shape), s.dtype) for n, s in inputs.items()}
         variables = source.draw(key, example)
     weights = {k: v for k, v in variables.items() if k in ("params", FROZEN)}
-    whole = {**variables, **cast(weights, dtype)}
-    return whole if trainable is None else freeze(whole, trainable)
+    initial = {**variables, **cast(weights, dtype)}
+    return initial if trainable is None else freeze(initial, trainable)
 
 
 def forward(
@@ -127,14 +127,16 @@ def forward(
     layers: Sequence[int] = (),
     opened: Sequence[str] = (),
 ) -> tuple[Outputs, Variables]:
-    """One pass, dropout by the step's key in training; and the `opened` collections.
+    """One forward pass, and the `opened` collections that layers write during it.
+
+    Dropout is on in training, drawn by the step's key.
 
     Raises:
-        ValueError: the model leaves nothing in a collection that was opened.
+        ValueError: the model leaves nothing in one of the opened collections.
     """
     rngs = {"dropout": step.key} if train else None
     mutable = list(opened) if opened else False
-    answer = source.model.apply(
+    result = source.model.apply(
         variables,
         inputs,
         train=train,
@@ -142,7 +144,7 @@ def forward(
         rngs=rngs,
         mutable=mutable,
     )
-    outputs, updated = answer if opened else (answer, {})
+    outputs, updated = result if opened else (result, {})
     missing = [name for name in opened if name not in updated]
     if missing:
         raise ValueError(
@@ -155,5 +157,5 @@ def forward(
 def evaluate_scores(
     scores: Callable[..., Scores], params: Variables, batch: Batch, step: Step
 ) -> Scores:
-    """The scores of one batch as a method of an objective makes them, dropout off."""
+    """The scores that an objective's method gives one batch, compiled, dropout off."""
     return scores(params, batch, step, train=False)

@@ -1,4 +1,4 @@
-"""Encoder-decoder language modelling: write the target, having read the source."""
+"""Encoder-decoder language modelling: cross-entropy of the target given the source."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,10 +22,10 @@ from dew.typing import Batch, Variables
 class Seq2SeqLM(ModelObjective[Mean]):
     """Cross-entropy of target tokens, in nats, averaged over the tokens predicted.
 
-    Batches hold what `reads` names for the encoder, `tokens` and `mask` say or
-    `input_features`, and `labels` [batch, target], negative where nothing is
-    predicted. The decoder reads `start_id` and the labels less their last, with
-    `pad_id` for negative ones.
+    Batches hold the encoder inputs that `reads` names, for example `tokens` and `mask`
+    or `input_features`, and `labels` [batch, target], negative where nothing is
+    predicted. The decoder's input is `start_id` followed by all labels but the last,
+    with `pad_id` for negative ones.
     """
 
     reads: InputSpec
@@ -37,7 +37,7 @@ class Seq2SeqLM(ModelObjective[Mean]):
 
     @property
     def inputs(self) -> InputSpec:
-        """What the encoder reads of one example, and its labels."""
+        """Shapes and dtypes of one example's encoder inputs and labels."""
         return {**self.reads, "labels": self._target}
 
     @property
@@ -46,13 +46,13 @@ class Seq2SeqLM(ModelObjective[Mean]):
 
     @property
     def model_inputs(self) -> InputSpec:
-        """What the encoder reads of one example, and the decoder's input tokens."""
+        """Shapes and dtypes of one example's encoder inputs and decoder tokens."""
         return {**self.reads, DECODER_INPUTS: self._target}
 
     def loss(
         self, params: Variables, batch: Batch, step: Step
     ) -> tuple[Mean, Aux[None]]:
-        """The summed loss over the number of tokens predicted."""
+        """The summed loss, with the number of predicted tokens as its mass."""
         stats, aux, _ = self.predict(params, batch, step, train=True)
         return stats, aux
 
@@ -65,13 +65,13 @@ class Seq2SeqLM(ModelObjective[Mean]):
         train: bool,
         layers: Sequence[int] = (),
     ) -> tuple[Mean, Aux[None], Prediction]:
-        """The loss, with the decoder's logits and hidden states behind it."""
+        """The statistics of the loss, with the decoder's logits and hidden states."""
         labels = batch["labels"]
-        written = shift_right(labels, start_id=self.start_id, pad_id=self.pad_id)
+        shifted = shift_right(labels, start_id=self.start_id, pad_id=self.pad_id)
         read = {name: batch[name] for name in self.reads}
         outputs, _ = self.forward(
             params,
-            {**read, DECODER_INPUTS: written},
+            {**read, DECODER_INPUTS: shifted},
             step,
             train=train,
             layers=layers,
@@ -83,7 +83,7 @@ class Seq2SeqLM(ModelObjective[Mean]):
         return Mean.of(losses, weights), Aux(), prediction
 
     def labels(self, batch: Batch, step: Step) -> Int[Array, "batch target"]:
-        """The target's tokens, 0 where nothing is predicted."""
+        """The tokens of the target, 0 where nothing is predicted."""
         return jnp.maximum(batch["labels"], 0)
 
     def evaluate(self, params: Variables, batch: Batch, step: Step) -> TokenScores:
@@ -91,7 +91,7 @@ class Seq2SeqLM(ModelObjective[Mean]):
         return token_scores(self, params, dict(batch), step)
 
     def pipeline(self, state: TrainState, *, ema: bool = True) -> TargetGeneration:
-        """The trained model, ready to write targets, to score and to be saved."""
+        """The trained model as a task that generates targets and can be saved."""
         return TargetGeneration(
             self.source, thaw(state.inference_variables(ema=ema)), self.start_id
         )
@@ -100,6 +100,9 @@ class Seq2SeqLM(ModelObjective[Mean]):
 def shift_right(
     labels: Int[Array, "batch target"], *, start_id: int, pad_id: int
 ) -> Int[Array, "batch target"]:
-    """What a decoder has written before it comes to each label."""
+    """The decoder's input: each position has the label before it, the first `start_id`.
+
+    Negative labels become `pad_id`.
+    """
     before = jnp.roll(labels, 1, axis=1).at[:, 0].set(start_id)
     return jnp.where(before < 0, jnp.full_like(before, pad_id), before)

@@ -1,4 +1,4 @@
-"""Supervised learning: a label for every example."""
+"""Supervised learning: classification or regression with a label for every example."""
 
 from dataclasses import dataclass
 from typing import ClassVar, no_type_check
@@ -16,7 +16,7 @@ from dew.typing import Batch, Variables
 @no_type_check
 @struct.dataclass
 class LabelScores:
-    """What a model said of each example of a batch, with the loss and its weight."""
+    """Logits, labels, loss and weight of each example of a batch."""
 
     logits: Float[Array, "batch *targets"]
     labels: Int[Array, " batch"] | Float[Array, "batch *targets"]
@@ -28,9 +28,30 @@ class LabelScores:
 class Supervised(ModelObjective[Mean]):
     """A `criterion` between the model's logits and `labels`, averaged over examples.
 
-    Batches hold what `reads` names, `labels`, and may hold `loss_mask` [batch] (true
-    marks examples that count). `collections` are those that a training pass replaces,
-    such as `batch_stats`; they read every row, so a padded batch should repeat rows.
+    Batches hold the inputs that `reads` names, `labels`, and may hold `loss_mask`
+    [batch] (true marks examples that count). `collections` are those that a training
+    pass replaces, such as `batch_stats`; they are computed from every row, so a padded
+    batch should repeat rows.
+
+    >>> import jax
+    >>> from flax import linen as nn
+    >>> from dew.source import Source
+    >>> from dew.typing import Outputs
+    >>> class Linear(nn.Module):
+    ...     @nn.compact
+    ...     def __call__(self, inputs, *, train=False, layers=()):
+    ...         return Outputs(logits=nn.Dense(3)(inputs["x"]))
+    >>> objective = Supervised(
+    ...     source=Source(model=Linear()),
+    ...     reads={"x": jax.ShapeDtypeStruct((5,), jnp.float32)},
+    ...     criterion=Classification(),
+    ... )
+    >>> variables = objective.init(jax.random.key(0))
+    >>> batch = {"x": jnp.ones((4, 5)), "labels": jnp.asarray([0, 2, 1, -1])}
+    >>> step = Step(jnp.int32(0), jax.random.key(1))
+    >>> stats, aux = objective.loss(variables, batch, step)
+    >>> float(stats.mass)  # a negative label does not count
+    3.0
     """
 
     reads: InputSpec
@@ -41,13 +62,13 @@ class Supervised(ModelObjective[Mean]):
 
     @property
     def inputs(self) -> InputSpec:
-        """What the model reads of one example."""
+        """Shapes and dtypes of one example's inputs."""
         return self.reads
 
     def loss(
         self, params: Variables, batch: Batch, step: Step
     ) -> tuple[Mean, Aux[None]]:
-        """The weighted sum of the losses over the weights."""
+        """The weighted sum of the losses, with the sum of weights as its mass."""
         scores, updated = self._scores(params, batch, step, train=True)
         stats = Mean.of(scores.losses, scores.weights)
         return stats, Aux(variables=updated or None)

@@ -1,4 +1,4 @@
-"""What the layers of a model attend to, where it can be seen."""
+"""Shared by token objectives: inputs, weights, scores, states and attention maps."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -14,7 +14,7 @@ from dew.source import Source
 from dew.typing import Batch, Variables
 
 INPUTS = ("tokens", "positions", "segment_ids", "mask")
-"""What of a batch the model reads."""
+"""The arrays of a batch that a token model is applied to, where a batch has them."""
 
 
 @no_type_check
@@ -29,9 +29,9 @@ class TokenScores:
 @no_type_check
 @struct.dataclass
 class TokenStates:
-    """What logits are made of, the weight of every position, and the layers asked for.
+    """Final hidden states, the weight of every position, and the requested layers.
 
-    `final` are the states after the final norm.
+    `final` are the states after the final norm, from which `unembed` makes logits.
     """
 
     final: Float[Array, "batch seq embed"]
@@ -41,7 +41,7 @@ class TokenStates:
 
 @runtime_checkable
 class Splittable(Protocol):
-    """A token objective that gives its trunk's states and its unembedding apart."""
+    """A token objective that gives final hidden states and the output head apart."""
 
     def states(
         self,
@@ -52,25 +52,25 @@ class Splittable(Protocol):
         train: bool,
         layers: Sequence[int] = (),
     ) -> tuple[TokenStates, Aux[Any]]:
-        """One pass up to the output embedding, as `predict` makes it."""
+        """The forward pass of `predict` up to the output embedding."""
         ...
 
     def splits(self, params: Variables) -> tuple[Source, Variables]:
-        """The model whose `unembed` goes on from there, and its variables."""
+        """The model whose `unembed` makes logits of the states, and its variables."""
         ...
 
 
 @runtime_checkable
 class Labelled(Protocol):
-    """An objective that scores each position on one token."""
+    """An objective whose loss at each position is that of one label."""
 
     def labels(self, batch: Batch, step: Step) -> Int[Array, "batch seq"]:
-        """Those tokens, at least 0; any token where the position has no weight."""
+        """The label of each position, >= 0; arbitrary where the weight is 0."""
         ...
 
 
 def token_inputs(batch: Batch) -> dict[str, Array]:
-    """The arrays of a batch that a token model is applied to, of those in `INPUTS`."""
+    """The arrays of a batch that a token model is applied to: those in `INPUTS`."""
     return {name: batch[name] for name in INPUTS if name in batch}
 
 
@@ -98,13 +98,13 @@ def next_token_weights(batch: Batch) -> Float[Array, "batch seq"]:
 
 
 def _next(flags: Bool[Array, "batch seq"]) -> Bool[Array, "batch seq"]:
-    """Each position's flag of the one after it; False for the last."""
+    """The flag of the following position at each position; False at the last."""
     return jnp.roll(flags, -1, axis=1).at[:, -1].set(False)
 
 
 @runtime_checkable
 class KeepsAttention(Protocol):
-    """A token objective whose model can leave what its layers attend to."""
+    """A token objective whose model can keep the attention scores of its layers."""
 
     def read(
         self,
@@ -116,7 +116,7 @@ class KeepsAttention(Protocol):
         layers: Sequence[int] = (),
         opened: tuple[str, ...] = (),
     ) -> tuple[Prediction, Variables]:
-        """One pass, and what the layers sow into the `opened` collections."""
+        """One forward pass, and what layers sow into the `opened` collections."""
         ...
 
 
@@ -130,14 +130,17 @@ def with_attention(
     layers: Sequence[int],
     maps: Sequence[int],
 ) -> tuple[Prediction, tuple[Float[Array, "batch _ seq seq"], ...]]:
-    """One pass with the attention scores of some blocks, [batch, heads, queries, keys].
+    """One forward pass, and the attention scores of the blocks listed in `maps`.
+
+    Scores are [batch, heads, queries, keys], before the softmax.
 
     Raises:
-        ValueError: the model keeps no scores, as a lowered one whose kernels are fused.
+        ValueError: the objective cannot keep scores, as that of a lowered model whose
+            kernels are fused, or a block does not exist.
     """
     if not isinstance(objective, KeepsAttention):
         raise ValueError(
-            f"{type(objective).__name__} shows no attention scores; match hidden "
+            f"{type(objective).__name__} keeps no attention scores; match hidden "
             "states or their relations instead"
         )
     prediction, sown = objective.read(
@@ -147,17 +150,19 @@ def with_attention(
     count = len(blocks)
     faults = [i for i in maps if not -count <= i < count]
     if faults:
-        raise ValueError(f"attention is asked of blocks {faults}; there are {count}")
-    found = tuple(blocks[str(i % count)]["attn"]["scores"][0] for i in maps)
-    return prediction, found
+        raise ValueError(
+            f"attention maps are requested of blocks {faults}; there are {count} blocks"
+        )
+    scores = tuple(blocks[str(i % count)]["attn"]["scores"][0] for i in maps)
+    return prediction, scores
 
 
 MAPS = "maps"
-"""The collection that a native model leaves its attention scores in."""
+"""The collection into which a native model sows its attention scores."""
 
 
 def real_tokens(batch: Batch) -> Bool[Array, "batch seq"]:
-    """True for the tokens of a text, false for padding."""
+    """True for the tokens of a text, false for padding, from `mask` and segments."""
     real = jnp.ones(batch["tokens"].shape, bool)
     if "mask" in batch:
         real = batch["mask"].astype(bool)
