@@ -18,6 +18,12 @@ from tests.support import hf_models as hf
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+FACES = [
+    file.parent
+    for folder in ("dew", "bridges", "converters")
+    for file in sorted((ROOT / folder).rglob("__init__.py"))
+    if "__all__" in file.read_text(encoding="utf-8")
+]
 BLOCK = re.compile(r"^( *)```python\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 RUN = "<!-- run by tests/test_docs.py -->\n"
@@ -97,6 +103,26 @@ def _has(owner: object, dotted: str) -> bool:
             return False
         owner = getattr(owner, name)
     return True
+
+
+def test_every_package_in_examples_has_a_reference_page() -> None:
+    pages = (DOCS / "reference").glob("*.md")
+    documented = {
+        x for p in pages for x in re.findall(r"^::: (\S+)", p.read_text(), re.M)
+    }
+    examples = "\n".join(str(parameters.values[0]) for parameters in BLOCKS)
+    imported = set(re.findall(r"^(?:from|import) (dew\S*)", examples, re.M))
+    assert sorted(imported - documented) == []
+
+
+@pytest.mark.parametrize("package", FACES)
+def test_no_module_hides_a_public_name(package: Path) -> None:
+    # Importing a module sets it as an attribute of its package, over a lazy name.
+    name = ".".join(package.relative_to(ROOT).parts)
+    name = name if name.startswith("dew") else f"dew.{name}"
+    public = importlib.import_module(name).__all__
+    modules = {x.stem for x in package.iterdir() if x.suffix == ".py" or x.is_dir()}
+    assert sorted(modules & set(public)) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
