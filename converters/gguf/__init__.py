@@ -1,4 +1,4 @@
-"""GGUF files, read as the Hugging Face folders that they were made of."""
+"""Conversion of GGUF files to Hugging Face folders."""
 
 from etils import epy
 

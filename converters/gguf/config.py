@@ -1,15 +1,16 @@
-"""What a GGUF file says about its model: the metadata, as transformers' config.
+"""Config of a GGUF file's model: its metadata as the content of a config.json.
 
-Every key below the architecture's name must be read by somebody here; the rest would
+Every key below the architecture's name must be read here; a key that is not would
 change what llama.cpp computes, so it is refused by name.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dew.converters.config.fields import Values
 from dew.converters.gguf.architectures.table import ARCHITECTURES
 from dew.converters.gguf.rope import rope_scaling
 from dew.converters.gguf.rows import ALWAYS, NEVER, Arch
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class GGUFFile:
-    """An open GGUF file that remembers which of its metadata was asked for."""
+    """An open GGUF file that records which of its metadata have been read."""
 
     def __init__(self, reader: "GGUFReader") -> None:
         self.metadata = {key: _value(field) for key, field in reader.fields.items()}
@@ -28,26 +29,30 @@ class GGUFFile:
         self._read: set[str] = set()
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Returns the value of `key` below the architecture's name."""
+        """Returns the value of `key` below the architecture's name, marked as read."""
         value = self.metadata.get(f"{self.name}.{key}", default)
         self._read.add(f"{self.name}.{key}")
         return value
 
     def values(self, name: str) -> np.ndarray | None:
-        """Returns a tensor that holds settings, not weights, or None."""
+        """Returns a tensor that holds settings, not weights; None if absent."""
         self._read.add(name)
         tensor = self.tensors.get(name)
         return None if tensor is None else floats(tensor, tensor.data)
 
     def weights(self) -> Iterator["ReaderTensor"]:
-        """Yields the tensors that nobody read as settings, in the file's order."""
+        """Yields the tensors that were not read as settings, in the file's order."""
         return (t for name, t in self.tensors.items() if name not in self._read)
 
     def check_all_read(self) -> None:
-        """Refuses what llama.cpp would use and nobody here asked for.
+        """Refuses metadata that llama.cpp would use and that were not read.
 
         Only the architecture's own keys change the maths; other prefixes (`general`,
         `quantize`, an uploader's) describe the file.
+
+        Raises:
+            ValueError: unread keys, all of them named; a file that is not a model, or
+                is one of several parts.
         """
         kind, parts = (
             self.metadata.get(key, default)
@@ -59,15 +64,15 @@ class GGUFFile:
             raise ValueError(
                 f"the file is one of {parts} parts; join them with gguf-split --merge"
             )
-        strange = [
+        unread = [
             f"{key} = {self.metadata[key]!r}"
             for key in self.metadata
             if key.startswith(f"{self.name}.") and key not in self._read
         ]
-        if strange:
+        if unread:
             raise ValueError(
                 f"metadata that the table of {self.name} does not account for: "
-                + ", ".join(strange)
+                + ", ".join(unread)
             )
 
 
@@ -82,10 +87,10 @@ def _value(field: Any) -> Any:
 
 
 def architecture(source: GGUFFile) -> Arch:
-    """Returns the table for the file's architecture.
+    """Returns the table of the file's architecture and layout.
 
     Raises:
-        ValueError: there is none; the message lists those there are.
+        ValueError: the architecture is not supported; the message lists those that are.
     """
     name = source.name
     if name == "llama" and source.get("expert_count", 0):
@@ -97,18 +102,18 @@ def architecture(source: GGUFFile) -> Arch:
     if name == "deepseek2":
         name = _deepseek2(source)
     if name not in ARCHITECTURES:
-        known = [arch for arch in ARCHITECTURES if " " not in arch]
+        names = [arch for arch in ARCHITECTURES if " " not in arch]
         raise ValueError(
-            f"general.architecture must be one of {', '.join(known)}, got "
+            f"general.architecture must be one of {', '.join(names)}, got "
             f"{source.name!r}; load the folder that the file was made from"
         )
     return ARCHITECTURES[name]
 
 
 def _deepseek2(source: GGUFFile) -> str:
-    """Tells DeepSeek V2 from V3 by the gate, and earlier files by what they keep whole.
+    """Name of the DeepSeek table: V2 or V3 by the gate, and by an unsplit kv_b.
 
-    Earlier files say nothing of the gate, and then it is V2's softmax.
+    Earlier files do not state the gate, and then it is V2's softmax.
     """
     gate = source.get("expert_gating_func", 1)
     if gate not in (1, 2):
@@ -116,24 +121,30 @@ def _deepseek2(source: GGUFFile) -> str:
             f"expert_gating_func must be 1 (softmax) or 2 (sigmoid), got {gate!r}"
         )
     name = "deepseek2" if gate == 1 else "deepseek2 with sigmoid"
-    is_whole = "blk.0.attn_kv_b.weight" in source.tensors
-    return f"{name}, kv_b whole" if is_whole else name
+    is_unsplit = "blk.0.attn_kv_b.weight" in source.tensors
+    return f"{name}, kv_b whole" if is_unsplit else name
 
 
-def config_from_metadata(source: GGUFFile, arch: Arch) -> dict[str, Any]:
-    """Builds config.json from the metadata and from which tensors there are."""
+def config_from_metadata(source: GGUFFile, arch: Arch) -> Values:
+    """Builds the content of config.json from metadata and from which tensors exist.
+
+    Raises:
+        ValueError: metadata that are missing, vary by layer, contradict each other, or
+            have a value that the config class cannot express.
+    """
     heads = source.get("attention.head_count")
     defaults = {"attention.head_count_kv": heads, **arch.defaults}
-    found = {key: source.get(key, defaults.get(key)) for key in arch.fields}
-    # Dense files of an architecture that may have experts count none of them.
-    found |= {
+    values = {key: source.get(key, defaults.get(key)) for key in arch.fields}
+    # An architecture without experts in its table may still count them, as 0: any other
+    # count is a fault, which the None here makes it.
+    values |= {
         key: None
         for key in ("expert_count", "expert_used_count")
         if key not in arch.fields and source.get(key, 0)
     }
     faults = [
         f"{source.name}.{key} = {source.get(key)!r}"
-        for key, value in found.items()
+        for key, value in values.items()
         if value is None or np.ndim(value)
     ]
     if faults:
@@ -145,19 +156,19 @@ def config_from_metadata(source: GGUFFile, arch: Arch) -> dict[str, Any]:
         "architectures": [arch.class_name],
         "model_type": arch.model_type,
         "vocab_size": _vocab_size(source),
-        **{arch.fields[key]: value for key, value in found.items()},
+        **{arch.fields[key]: value for key, value in values.items()},
         **arch.constants,
-        **_presence(source, arch, found["block_count"]),
+        **_presence(source, arch, values["block_count"]),
     }
     if arch.rope:
-        config |= _rope(source, arch, found)
+        config |= _rope(source, arch, values)
     own = arch.finish(source, config)
-    kept = {name: x for name, x in config.items() if name not in arch.absent}
-    return {**kept, **own, **special_ids(source.metadata)}
+    expressed = {name: x for name, x in config.items() if name not in arch.omitted}
+    return {**expressed, **own, **special_ids(source.metadata)}
 
 
-def special_ids(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the ids of BOS, EOS and padding; None, not a class default, if absent."""
+def special_ids(metadata: Values) -> dict[str, int | None]:
+    """Returns the ids of BOS, EOS and padding, None (no class default) if absent."""
     return {
         f"{field}_token_id": metadata.get(f"tokenizer.ggml.{name}_token_id")
         for field, name in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
@@ -175,22 +186,22 @@ def _vocab_size(source: GGUFFile) -> int:
 
 
 def _presence(source: GGUFFile, arch: Arch, blocks: int) -> dict[str, bool]:
-    """Reads the boolean fields that are true where certain tensors are there."""
+    """Boolean config fields that are true exactly if certain tensors exist."""
     flags: dict[str, bool] = {}
     for stem, row in arch.rows.items():
         for suffix, flag in ((".weight", row.weight), (".bias", row.bias)):
             if flag in (ALWAYS, NEVER):
                 continue
-            there = any(
+            is_stored = any(
                 name in source.tensors for name in names_at(stem + suffix, blocks)
             )
             key = flag.removeprefix("!")
-            flags[key] = flags.get(key, False) or (there != flag.startswith("!"))
+            flags[key] = flags.get(key, False) or (is_stored != flag.startswith("!"))
     return flags
 
 
-def _rope(source: GGUFFile, arch: Arch, found: Mapping[str, Any]) -> dict[str, Any]:
-    even = found["embedding_length"] // found["attention.head_count"]
+def _rope(source: GGUFFile, arch: Arch, values: Values) -> dict[str, Any]:
+    even = values["embedding_length"] // values["attention.head_count"]
     dim = source.get("attention.key_length", even)
     value_dim = source.get("attention.value_length", dim)
     rotary = source.get("rope.dimension_count", dim)
@@ -212,7 +223,7 @@ def _rope(source: GGUFFile, arch: Arch, found: Mapping[str, Any]) -> dict[str, A
         rope["head_dim"] = dim
     if arch.partial_rotary:
         share = rotary / dim
-        # transformers truncates head_dim * share, which must not lose the last one.
+        # transformers truncates head_dim * share; rounding must not lose a dimension.
         rope["partial_rotary_factor"] = (
             share if int(dim * share) == rotary else math.nextafter(share, 1)
         )
@@ -220,7 +231,7 @@ def _rope(source: GGUFFile, arch: Arch, found: Mapping[str, Any]) -> dict[str, A
 
 
 def floats(tensor: "ReaderTensor", data: np.ndarray) -> np.ndarray:
-    """Dequantises `data`, which is all or some of the tensor's rows."""
+    """Dequantises `data`, all or some of the tensor's rows, to float32."""
     from gguf import quants
 
     try:
@@ -232,20 +243,20 @@ def floats(tensor: "ReaderTensor", data: np.ndarray) -> np.ndarray:
         ) from unknown
 
 
-def is_there(flag: str, config: Mapping[str, Any]) -> bool:
-    """Evaluates a row's `weight` or `bias`."""
+def exists(flag: str, config: Values) -> bool:
+    """Whether a tensor exists, by a row's `weight` or `bias` flag and the config."""
     if flag in (ALWAYS, NEVER):
         return flag == ALWAYS
     return config[flag.removeprefix("!")] != flag.startswith("!")
 
 
 def names_at(template: str, blocks: int) -> list[str]:
-    """Returns the template's name in every block, or itself outside them."""
+    """Returns the name in every block, or the one name of a tensor outside them."""
     if "{n}" not in template:
         return [template]
     return [at_block(template, n) for n in range(blocks)]
 
 
 def at_block(template: str, block: int) -> str:
-    """Fills in the block's number."""
+    """Returns the name with the block's number for `{n}`."""
     return template.replace("{n}", str(block))

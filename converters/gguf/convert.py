@@ -1,9 +1,8 @@
 """Hugging Face folders from GGUF files: the one place that reads GGUF.
 
 The `gguf` package parses the file and dequantises; the tables in
-`dew.converters.gguf.architectures` say where each tensor and each piece of metadata
-goes. Whatever no table accounts for is refused by name, since llama.cpp would have
-used it.
+`dew.converters.gguf.architectures` have the place of each tensor and of each piece of
+metadata. What no table accounts for is refused by name, since llama.cpp would use it.
 """
 
 import json
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
+from dew.converters.config.fields import Values
 from dew.converters.folder.atomic import staged
 from dew.converters.folder.safetensors import Spec, write_file
 from dew.converters.folder.weights import SINGLE
@@ -23,8 +23,8 @@ from dew.converters.gguf.config import (
     architecture,
     at_block,
     config_from_metadata,
+    exists,
     floats,
-    is_there,
     names_at,
 )
 from dew.converters.gguf.rows import Arch, Fuse, HeadCounts, TensorRow
@@ -49,8 +49,8 @@ def folder_from_gguf(
     appears under its name only when complete.
 
     Raises:
-        ValueError: the file is no GGUF, holds an architecture, a tokenizer, metadata or
-            tensors that no table here accounts for, or `out` is taken.
+        ValueError: the file is not GGUF, holds an architecture, a tokenizer, metadata
+            or tensors that no table here accounts for, or `out` exists.
     """
     out = Path(out).absolute()
     with staged(out) as partial:
@@ -59,7 +59,7 @@ def folder_from_gguf(
 
 
 def write_model(path: str | Path, folder: Path, *, dtype: str = "float32") -> None:
-    """Writes what `folder_from_gguf` does into a folder that is there and empty."""
+    """Writes the files of `folder_from_gguf` into an existing, empty folder."""
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     source = GGUFFile(_reader(Path(path)))
@@ -82,7 +82,7 @@ def _reader(path: Path) -> "GGUFReader":
     with path.open("rb") as file:
         magic = file.read(4)
     if magic != b"GGUF":
-        raise ValueError(f"{path} is no GGUF file: it starts with {magic!r}")
+        raise ValueError(f"{path} is not a GGUF file: it starts with {magic!r}")
     try:
         return gguf.GGUFReader(path)
     except (ValueError, IndexError, KeyError) as fault:
@@ -93,9 +93,9 @@ def _reader(path: Path) -> "GGUFReader":
 
 @dataclass(frozen=True, kw_only=True)
 class TensorPart:
-    """A GGUF tensor's part in a tensor to be stored.
+    """A GGUF tensor's part in one stored tensor.
 
-    `index` picks one of the stacked experts, which alone is then dequantised.
+    `index` selects one of the stacked experts; only that one is dequantised.
     """
 
     tensor: "ReaderTensor"
@@ -105,9 +105,9 @@ class TensorPart:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape in transformers' layout."""
+        """Shape of the part in transformers' layout."""
         shape = [int(size) for size in reversed(self.tensor.shape)]
-        # A stand-in of one byte: its shape is all that is wanted.
+        # One byte broadcast to the shape: layouts run on it without reading weights.
         stand_in = np.broadcast_to(np.int8(0), shape[self.index is not None :])
         return self.row.layout(stand_in, self.heads).shape
 
@@ -119,7 +119,7 @@ class TensorPart:
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """One tensor to be stored, and where its values come from."""
+    """One stored tensor and the GGUF tensors that it is made of."""
 
     parts: tuple[TensorPart, ...]
 
@@ -129,17 +129,17 @@ class Slot:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the whole."""
+        """Shape of the stored tensor, all parts together."""
         return self._fuse.shape([part.shape for part in self.parts])
 
     def load(self) -> np.ndarray:
-        """Returns the weights of all parts together."""
+        """Returns the dequantised weights of all parts together."""
         loaded = [part.load() for part in self.parts]
         return loaded[0] if len(loaded) == 1 else self._fuse.join(loaded)
 
 
-def _slots(source: GGUFFile, arch: Arch, config: Mapping[str, Any]) -> dict[str, Slot]:
-    """Matches tensors and rows, or names every tensor that has no partner."""
+def _slots(source: GGUFFile, arch: Arch, config: Values) -> dict[str, Slot]:
+    """Matches tensors with rows, or names every one without a partner."""
     heads = source.get("attention.head_count")
     counts = HeadCounts(heads, source.get("attention.head_count_kv", heads))
     places = _places(arch, config, source.get("block_count"))
@@ -152,13 +152,13 @@ def _slots(source: GGUFFile, arch: Arch, config: Mapping[str, Any]) -> dict[str,
     for name, (row, to) in places.items():
         for stored, part in _parts(weights[name], row, to, counts).items():
             parts[stored] = (*parts.get(stored, ()), part)
-    return {stored: Slot(parts=found) for stored, found in parts.items()}
+    return {stored: Slot(parts=sources) for stored, sources in parts.items()}
 
 
 def _places(
-    arch: Arch, config: Mapping[str, Any], blocks: int
+    arch: Arch, config: Values, blocks: int
 ) -> dict[str, tuple[TensorRow, str]]:
-    """The row of every GGUF tensor, and the name it is stored under."""
+    """Row of every GGUF tensor, and the name of the stored tensor."""
     return {
         name: (row, at_block(row.to, index) + stored)
         for stem, row in arch.rows.items()
@@ -166,9 +166,9 @@ def _places(
             (".weight", row.suffixes[0], row.weight),
             (".bias", row.suffixes[1], row.bias),
         )
-        if is_there(flag, config)
+        if exists(flag, config)
         for index, name in enumerate(names_at(stem + suffix, blocks))
-        if row.at(index, config)
+        if row.in_block(index, config)
     }
 
 
@@ -208,16 +208,14 @@ def _cast(name: str, weights: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return cast
 
 
-def _side_files(
-    source: GGUFFile, config: Mapping[str, Any], dtype: str
-) -> dict[str, str]:
+def _side_files(source: GGUFFile, config: Values, dtype: str) -> dict[str, str]:
     length = source.get("context_length")
     ids = {
         key: value
         for key, value in config.items()
         if key.endswith("_token_id") and value is not None
     }
-    # A chat model ends its turn with another token than its text.
+    # A chat model ends a turn with another token than it ends a text with.
     ends = [
         source.metadata.get(f"tokenizer.ggml.{name}_token_id")
         for name in ("eos", "eot", "eom")
@@ -232,5 +230,5 @@ def _side_files(
     }
 
 
-def _json(content: Mapping[str, Any]) -> str:
+def _json(content: Values) -> str:
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"

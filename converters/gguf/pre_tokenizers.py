@@ -1,8 +1,8 @@
-"""How text is cut into words before bytes merge, by llama.cpp's names.
+"""Pre-tokenizers of byte-level BPE, by llama.cpp's names.
 
-A name stands for the tokenizer of one model. It is here when the pattern that model
-publishes is known; what it is cut by is tested against that pattern, and a name without
-one is refused.
+A pre-tokenizer cuts text into words within which bytes merge. A name is listed if the
+model that it is named after publishes its pattern, against which it is tested; other
+names are refused.
 """
 
 from collections.abc import Mapping
@@ -22,18 +22,22 @@ _ASCII_MARKS = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pre:
-    """What llama.cpp's name of a pre-tokenizer stands for.
+class Pipeline:
+    """Steps from text to words.
 
-    After `digits` has set every digit apart, `patterns` split the text one after the
-    other, or GPT-2's own does where there are none. `whole_words` takes a word that is
-    in the vocabulary as it is, whatever the merges say. `bos` is whether a sequence
-    starts with BOS if the file does not say. `nfc` composes characters first.
+    Attributes:
+        patterns: regular expressions that split the text one after the other; GPT-2's
+            own if empty.
+        single_digits: whether every digit is split off first.
+        ignore_merges: whether a word in the vocabulary is one token whatever the
+            merges are.
+        bos: whether a sequence starts with BOS if the file does not state it.
+        nfc: whether characters are composed before anything else.
     """
 
     patterns: tuple[str, ...] = ()
-    digits: bool = False
-    whole_words: bool = False
+    single_digits: bool = False
+    ignore_merges: bool = False
     bos: bool = False
     nfc: bool = False
 
@@ -41,30 +45,32 @@ class Pre:
 _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 
 
-def _capitalised(end: str) -> str:
+def _cased_words(end: str) -> str:
     start = r"[^\r\n\p{L}\p{N}]?"
     return f"{start}[{_UPPER}]*[{_LOWER}]+{end}|{start}[{_UPPER}]+[{_LOWER}]*{end}"
 
 
-_GPT2 = Pre()
-_SINGLE_DIGITS = Pre(digits=True)
+_GPT2 = Pipeline()
+_SINGLE_DIGITS = Pipeline(single_digits=True)
 _THREE_DIGITS = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
-_GPT4 = Pre(patterns=(_THREE_DIGITS,))
-_LLAMA3 = Pre(patterns=(_THREE_DIGITS,), whole_words=True, bos=True)
+_GPT4 = Pipeline(patterns=(_THREE_DIGITS,))
+_LLAMA3 = Pipeline(patterns=(_THREE_DIGITS,), ignore_merges=True, bos=True)
 
-PRE_TOKENIZERS: Mapping[str, Pre] = {
+PRE_TOKENIZERS: Mapping[str, Pipeline] = {
     "gpt-2": _GPT2,
     "phi-2": _GPT2,
     "mpt": _GPT2,
     "exaone4": _GPT2,
-    "olmo": Pre(nfc=True),
+    "olmo": Pipeline(nfc=True),
     "smollm": _SINGLE_DIGITS,
     "starcoder": _SINGLE_DIGITS,
     "refact": _SINGLE_DIGITS,
     "codeshell": _SINGLE_DIGITS,
     "exaone": _SINGLE_DIGITS,
-    "command-r": Pre(digits=True, nfc=True),
-    "qwen2": Pre(patterns=(rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}",), nfc=True),
+    "command-r": Pipeline(single_digits=True, nfc=True),
+    "qwen2": Pipeline(
+        patterns=(rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}",), nfc=True
+    ),
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
@@ -72,24 +78,26 @@ PRE_TOKENIZERS: Mapping[str, Pre] = {
     "smaug-bpe": _GPT4,
     "glm4": _GPT4,
     "chatglm-bpe": _GPT4,
-    "gpt-4o": Pre(
+    "gpt-4o": Pipeline(
         patterns=(
-            rf"{_capitalised(_CONTRACTIONS + '?')}|\p{{N}}{{1,3}}|{_REST_WITH_SLASH}",
+            rf"{_cased_words(_CONTRACTIONS + '?')}|\p{{N}}{{1,3}}|{_REST_WITH_SLASH}",
         )
     ),
-    "tekken": Pre(
-        patterns=(rf"{_capitalised('')}|\p{{N}}|{_REST_WITH_SLASH}",),
-        whole_words=True,
+    "tekken": Pipeline(
+        patterns=(rf"{_cased_words('')}|\p{{N}}|{_REST_WITH_SLASH}",),
+        ignore_merges=True,
         bos=True,
     ),
-    "falcon": Pre(patterns=(r"[\p{P}\$\+<=>\^~\|`]+", _GPT2_WORDS, r"[0-9][0-9][0-9]")),
-    "bloom": Pre(
+    "falcon": Pipeline(
+        patterns=(r"[\p{P}\$\+<=>\^~\|`]+", _GPT2_WORDS, r"[0-9][0-9][0-9]")
+    ),
+    "bloom": Pipeline(
         patterns=(r" ?[^(\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+",)
     ),
-    "deepseek-coder": Pre(
+    "deepseek-coder": Pipeline(
         patterns=(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _IDEOGRAPHS, r"\p{N}")
     ),
-    "deepseek-v3": Pre(
+    "deepseek-v3": Pipeline(
         patterns=(
             r"\p{N}{1,3}",
             _IDEOGRAPHS_AND_KANA,
@@ -98,4 +106,4 @@ PRE_TOKENIZERS: Mapping[str, Pre] = {
         )
     ),
 }
-"""Pipelines by name."""
+"""Pipelines by the value of `tokenizer.ggml.pre`."""

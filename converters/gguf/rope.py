@@ -1,4 +1,4 @@
-"""How a GGUF file says that rope is stretched, as transformers' `rope_scaling`."""
+"""RoPE scaling of a GGUF file, as the `rope_scaling` of a config.json."""
 
 import math
 from typing import Any
@@ -8,13 +8,24 @@ import numpy as np
 from dew.converters.gguf.rows import Facts
 
 
-def rope_scaling(facts: Facts, theta: float, dim: int) -> dict[str, Any] | None:
-    """Returns how rope is stretched, or None where it is not."""
+def rope_scaling(facts: Facts, theta: float, dim: int) -> dict[str, object] | None:
+    """Returns the scaling dict of a rotary embedding, or None without scaling.
+
+    `theta` is the base of its frequencies and `dim` the rotated width of a head.
+
+    Raises:
+        ValueError: a type of scaling that is unknown or lacks a parameter, or a table
+            of factors that is not Llama 3's.
+    """
+    # Read so that it counts as accounted for: it describes training, not the maths.
     facts.get("rope.scaling.finetuned")
     kind = facts.get("rope.scaling.type", "none")
     factors = facts.values("rope_freqs.weight")
     if kind == "linear":
-        return {"rope_type": "linear", "factor": _needed(facts, "rope.scaling.factor")}
+        return {
+            "rope_type": "linear",
+            "factor": _required(facts, "rope.scaling.factor"),
+        }
     if kind == "yarn":
         betas = {
             name: facts.get(f"rope.scaling.yarn_{name}")
@@ -22,8 +33,8 @@ def rope_scaling(facts: Facts, theta: float, dim: int) -> dict[str, Any] | None:
         }
         return {
             "rope_type": "yarn",
-            "factor": _needed(facts, "rope.scaling.factor"),
-            "original_max_position_embeddings": _needed(
+            "factor": _required(facts, "rope.scaling.factor"),
+            "original_max_position_embeddings": _required(
                 facts, "rope.scaling.original_context_length"
             ),
             **{name: value for name, value in betas.items() if value is not None},
@@ -35,7 +46,7 @@ def rope_scaling(facts: Facts, theta: float, dim: int) -> dict[str, Any] | None:
     return None if factors is None else _llama3_scaling(factors, theta, dim)
 
 
-def _needed(facts: Facts, key: str) -> Any:
+def _required(facts: Facts, key: str) -> Any:
     value = facts.get(key)
     if value is None:
         kind = facts.get("rope.scaling.type")
@@ -43,14 +54,15 @@ def _needed(facts: Facts, key: str) -> Any:
     return value
 
 
-def _llama3_scaling(factors: np.ndarray, theta: float, dim: int) -> dict[str, Any]:
-    """Finds the Llama 3 parameters that make the stored table of factors.
+def _llama3_scaling(factors: np.ndarray, theta: float, dim: int) -> dict[str, object]:
+    """Finds the parameters of Llama 3 scaling from the stored table of factors.
 
     The table depends on the original length and the two frequency factors only by
     their ratios, so the low one may be taken as 1; every published model has 4 and
     8192 for the others.
     """
     factor, low, high, original = float(factors.max()), 1.0, 4.0, 8192
+    # The factors' maximum is that of the lowest frequencies, which are scaled in full.
     waves = 2 * math.pi * theta ** (np.arange(0, dim, 2) / dim)
     smooth = np.clip((original / waves - low) / (high - low), 0, 1)
     implied = 1 / ((1 - smooth) / factor + smooth)

@@ -1,4 +1,4 @@
-"""What the tables of GGUF architectures are made of: records, layouts, shared rows."""
+"""Records, layouts and shared rows of the tables of GGUF architectures."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -7,9 +7,11 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from einops import rearrange
 
+from dew.converters.config.fields import Values
+
 
 class HeadCounts(NamedTuple):
-    """What a layout needs to know: the attention's head counts."""
+    """Numbers of query heads and of key and value heads, which layouts use."""
 
     heads: int
     kv_heads: int
@@ -17,31 +19,31 @@ class HeadCounts(NamedTuple):
 
 @runtime_checkable
 class Facts(Protocol):
-    """The metadata below the architecture's name; whatever is read counts as used."""
+    """Metadata below the architecture's name; a key that is read counts as used."""
 
     name: str
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Returns one value, or the default where the file has none."""
+        """Returns one value, or the default if the file has none."""
         ...
 
     def values(self, name: str) -> np.ndarray | None:
-        """Returns a tensor that holds settings rather than weights, or None."""
+        """Returns a tensor that holds settings, not weights; None if absent."""
         ...
 
 
 Layout = Callable[[np.ndarray, HeadCounts], np.ndarray]
-"""Turns a tensor as GGUF lays it out into the one transformers stores."""
+"""Function from a tensor in GGUF's layout to the one that transformers stores."""
 
 ALWAYS, NEVER = "always", "never"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fuse:
-    """How rows that go to one tensor share its `axis`, in the order of the table.
+    """Joining of several rows along one `axis` of one tensor, in the table's order.
 
-    They lie end to end, or `alternate` entry by entry. `merge` then makes one axis of
-    the first two.
+    Rows are laid end to end, or entry by entry if `alternate`. `merge` then makes one
+    axis of the first two.
     """
 
     axis: int
@@ -49,13 +51,13 @@ class Fuse:
     merge: bool = False
 
     def shape(self, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-        """Returns the shape of the whole."""
-        whole = list(shapes[0])
-        whole[self.axis] = sum(shape[self.axis] for shape in shapes)
-        return (whole[0] * whole[1], *whole[2:]) if self.merge else tuple(whole)
+        """Returns the shape of the joined tensor."""
+        joined = list(shapes[0])
+        joined[self.axis] = sum(shape[self.axis] for shape in shapes)
+        return (joined[0] * joined[1], *joined[2:]) if self.merge else tuple(joined)
 
     def join(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """Returns the whole."""
+        """Returns the tensor that the parts make together."""
         shape = self.shape([part.shape for part in parts])
         if not self.alternate:
             return np.concatenate(parts, axis=self.axis).reshape(shape)
@@ -66,12 +68,17 @@ class Fuse:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorRow:
-    """Where a GGUF tensor goes: `{n}` is the block, `{e}` an index of the first axis.
+    """Place and layout of a GGUF tensor in the transformers checkpoint.
 
-    `weight` and `bias` say when the tensor is there: `ALWAYS`, `NEVER`, or a boolean
-    config field that is true exactly then (`!field`: false exactly then). `suffixes`
-    are what transformers calls the two; `fuse` is for rows that share one tensor.
-    `at` says of a block's number, given the config, whether that block has the row.
+    Attributes:
+        to: name there; `{n}` is the block, `{e}` an index of the first axis.
+        layout: function from GGUF's layout to that of transformers.
+        weight: when the weight exists: `ALWAYS`, `NEVER`, or a boolean config field
+            that is true exactly then (`!field`: false exactly then).
+        bias: when the bias exists, likewise.
+        suffixes: names of weight and bias in transformers.
+        fuse: how rows with the same `to` share one tensor.
+        in_block: whether a block has the row, from its number and the config.
     """
 
     to: str
@@ -80,52 +87,58 @@ class TensorRow:
     bias: str = NEVER
     suffixes: tuple[str, str] = (".weight", ".bias")
     fuse: Fuse | None = None
-    at: Callable[[int, Mapping[str, Any]], bool] = lambda block, config: True
+    in_block: Callable[[int, Values], bool] = lambda block, config: True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arch:
-    """One architecture: its tensors, its metadata, and what both imply.
+    """One architecture: its tensors, its metadata, and the config of both.
 
-    `fields` are metadata keys with the config field each becomes; `defaults` stand in
-    for absent ones. `head_dim` and `partial_rotary` say that the config can hold these
-    apart from the other sizes. `finish` reads what a table cannot say, and `absent`
-    are fields that this class spells otherwise.
+    Attributes:
+        model_type: `model_type` in config.json.
+        class_name: class in transformers.
+        rows: place of each tensor, by its name in GGUF without suffix.
+        fields: metadata keys, with the config field that each becomes.
+        defaults: values of metadata keys that a file lacks.
+        constants: config fields that no metadata state.
+        rope: whether the model has a rotary embedding that is read as usual.
+        head_dim: whether the config has a width of heads apart from other sizes.
+        partial_rotary: whether the config has a rotated part of a head.
+        omitted: config fields that this class spells otherwise.
+        finish: reads further metadata into config fields, and checks them.
     """
 
     model_type: str
     class_name: str
     rows: Mapping[str, TensorRow]
     fields: Mapping[str, str]
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    constants: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Values = field(default_factory=dict)
+    constants: Values = field(default_factory=dict)
     rope: bool = True
     head_dim: bool = False
     partial_rotary: bool = False
-    absent: tuple[str, ...] = ()
-    finish: Callable[[Facts, Mapping[str, Any]], Mapping[str, Any]] = (
-        lambda facts, config: {}
-    )
+    omitted: tuple[str, ...] = ()
+    finish: Callable[[Facts, Values], Values] = lambda facts, config: {}
 
 
 def rotary_halves(tensor: np.ndarray, heads: int) -> np.ndarray:
-    """Puts a head's rows back into two halves, which llama.cpp interleaves in pairs."""
+    """Reorders a head's rows from llama.cpp's adjacent pairs to two halves."""
     return rearrange(
         tensor, "(heads dim two) ... -> (heads two dim) ...", heads=heads, two=2
     )
 
 
 def q_halves(tensor: np.ndarray, heads: HeadCounts) -> np.ndarray:
-    """Puts the rows of every query head back into halves."""
+    """Reorders the rows of every query head from pairs to halves."""
     return rotary_halves(tensor, heads.heads)
 
 
 def k_halves(tensor: np.ndarray, heads: HeadCounts) -> np.ndarray:
-    """Puts the rows of every key head back into halves."""
+    """Reorders the rows of every key head from pairs to halves."""
     return rotary_halves(tensor, heads.kv_heads)
 
 
-def grouped(tensor: np.ndarray, heads: HeadCounts) -> np.ndarray:
+def group_by_kv(tensor: np.ndarray, heads: HeadCounts) -> np.ndarray:
     """Regroups all q, all k, all v rows as (its q heads, k, v) for each kv head."""
     q, kv = heads
     group = q // kv
@@ -138,19 +151,19 @@ def grouped(tensor: np.ndarray, heads: HeadCounts) -> np.ndarray:
     return rearrange(parts[order], "head dim ... -> (head dim) ...")
 
 
-def transposed(tensor: np.ndarray, heads: HeadCounts) -> np.ndarray:
-    """Swaps a matrix to GPT-2's input-first order; a bias stays as it is."""
+def transpose_matrix(tensor: np.ndarray, heads: HeadCounts) -> np.ndarray:
+    """Transposes a matrix to GPT-2's input-first order; a bias stays as it is."""
     return tensor.T if tensor.ndim == 2 else tensor
 
 
-def minus_one(tensor: np.ndarray, heads: HeadCounts) -> np.ndarray:
-    """Takes off the one that GGUF adds to the weight of a norm."""
-    # The subtraction must not promote: shapes are planned on integer stand-ins.
+def subtract_one(tensor: np.ndarray, heads: HeadCounts) -> np.ndarray:
+    """Subtracts the 1 that GGUF adds to the weight of a norm."""
+    # The dtype must stay: shapes are planned on one broadcast byte.
     return (tensor - 1).astype(tensor.dtype)
 
 
 def one_row(tensor: np.ndarray, heads: HeadCounts) -> np.ndarray:
-    """Gives a vector the leading axis of a matrix with one row."""
+    """Reshapes a vector to a matrix with one row."""
     return tensor.reshape(1, -1)
 
 
@@ -196,20 +209,20 @@ PLAIN = {**ENDS, **ATTENTION, **NORMS, **MLP}
 
 
 def with_all(rows: Mapping[str, TensorRow], **changes: Any) -> dict[str, TensorRow]:
-    """Returns the rows, each with the changes."""
+    """Returns the rows, each with the changed attributes."""
     return {stem: replace(row, **changes) for stem, row in rows.items()}
 
 
-def less_one(rows: Mapping[str, TensorRow]) -> dict[str, TensorRow]:
-    """Gemma's norms multiply by 1 + weight, and GGUF stores the sum."""
+def with_norms_less_one(rows: Mapping[str, TensorRow]) -> dict[str, TensorRow]:
+    """Returns the rows for norms that multiply by 1 + weight, a sum GGUF stores."""
     return {
-        stem: replace(row, layout=minus_one) if stem.endswith("norm") else row
+        stem: replace(row, layout=subtract_one) if stem.endswith("norm") else row
         for stem, row in rows.items()
     }
 
 
-def interleaved(rows: Mapping[str, TensorRow]) -> dict[str, TensorRow]:
-    """Returns the rows with the q and k layouts that llama.cpp's own rotary needs."""
+def with_interleaved_rope(rows: Mapping[str, TensorRow]) -> dict[str, TensorRow]:
+    """Returns the rows for q and k in pairs, as llama.cpp's own RoPE needs them."""
     layouts = {"blk.{n}.attn_q": q_halves, "blk.{n}.attn_k": k_halves}
     return {
         stem: replace(row, layout=layouts.get(stem, row.layout))

@@ -1,7 +1,7 @@
-"""Tokenizers from GGUF metadata: byte-level BPE by name, and SentencePiece BPE.
+"""Tokenizers from GGUF metadata: byte-level BPE and SentencePiece BPE.
 
 GGUF stores vocabulary and merges but only the *name* of the pre-tokenizer, so each name
-needs its pipeline here; a name without one is refused.
+needs its pipeline in `pre_tokenizers`; a name without one is refused.
 """
 
 import json
@@ -20,10 +20,11 @@ from tokenizers import (
     processors,
 )
 
+from dew.converters.config.fields import Values
 from dew.converters.gguf.pre_tokenizers import PRE_TOKENIZERS
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-"""What `tokenizer.ggml.token_type` says of a token."""
+"""Values of `tokenizer.ggml.token_type`, one for each token."""
 
 _NAMES = {
     "bos": "bos_token",
@@ -33,8 +34,11 @@ _NAMES = {
     "separator": "sep_token",
     "mask": "mask_token",
 }
-_OFF = {"tokenizer.ggml.add_sep_token", "tokenizer.ggml.remove_extra_whitespaces"}
-_KEYS = {
+_MUST_BE_FALSE = {
+    "tokenizer.ggml.add_sep_token",
+    "tokenizer.ggml.remove_extra_whitespaces",
+}
+_READ_KEYS = {
     "tokenizer.ggml.model",
     "tokenizer.ggml.pre",
     "tokenizer.ggml.tokens",
@@ -52,23 +56,23 @@ _KEYS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """The tokens of a GGUF file with what it says about each."""
+    """Tokens of a GGUF file, with the type of each and all metadata."""
 
     tokens: list[str]
-    kinds: list[int]
-    metadata: Mapping[str, Any]
+    types: list[int]
+    metadata: Values
 
     def __post_init__(self) -> None:
         faults = [
-            f"{self.tokens[i]!r} stands twice, first as {ids}"
-            for i, ids in self._repeated()
+            f"{self.tokens[i]!r} is listed twice, first as {ids}"
+            for i, ids in self._repeats()
         ]
-        if len(self.kinds) != len(self.tokens):
-            faults.append(f"{len(self.kinds)} token types: {len(self.tokens)} tokens")
+        if len(self.types) != len(self.tokens):
+            faults.append(f"{len(self.types)} token types: {len(self.tokens)} tokens")
         if faults:
             raise ValueError("tokenizer.ggml.tokens: " + "; ".join(faults[:5]))
 
-    def _repeated(self) -> list[tuple[int, int]]:
+    def _repeats(self) -> list[tuple[int, int]]:
         first: dict[str, int] = {}
         return [
             (i, first[token])
@@ -77,32 +81,32 @@ class Vocabulary:
         ]
 
     def ids(self) -> dict[str, int]:
-        """Returns the vocabulary, without the rows that only pad the embedding."""
+        """Returns the id of each token, without rows that only pad the embedding."""
         return {
             token: i
             for i, token in enumerate(self.tokens)
-            if not (self.kinds[i] == UNUSED and token == f"[PAD{i}]")
+            if not (self.types[i] == UNUSED and token == f"[PAD{i}]")
         }
 
-    def added(self) -> dict[int, AddedToken]:
-        """Returns the tokens that are found in the text before anything else."""
+    def added_tokens(self) -> dict[int, AddedToken]:
+        """Returns the tokens that are matched in the text before it is split."""
         return {
             i: AddedToken(
                 self.tokens[i], special=kind != USER_DEFINED, normalized=False
             )
-            for i, kind in enumerate(self.kinds)
+            for i, kind in enumerate(self.types)
             if kind in (CONTROL, USER_DEFINED, UNKNOWN)
         }
 
 
-def tokenizer_files(metadata: Mapping[str, Any], *, length: int) -> dict[str, str]:
+def tokenizer_files(metadata: Values, *, length: int) -> dict[str, str]:
     """Builds tokenizer.json and its two side files; none if the file has no tokenizer.
 
-    `length` is the longest sequence the model takes.
+    `length` is the longest sequence that the model takes, in tokens.
 
     Raises:
-        ValueError: the tokenizer or its pre-tokenizer is unknown by name, or the
-            metadata holds a tokenizer setting that nothing here reads.
+        ValueError: the name of the tokenizer or of its pre-tokenizer is unknown, or
+            the metadata hold a tokenizer setting that is not read here.
     """
     kind = metadata.get("tokenizer.ggml.model", "none")
     if kind == "none":
@@ -116,14 +120,14 @@ def tokenizer_files(metadata: Mapping[str, Any], *, length: int) -> dict[str, st
     tokens = list(metadata["tokenizer.ggml.tokens"])
     vocabulary = Vocabulary(
         tokens=tokens,
-        kinds=list(metadata.get("tokenizer.ggml.token_type", [NORMAL] * len(tokens))),
+        types=list(metadata.get("tokenizer.ggml.token_type", [NORMAL] * len(tokens))),
         metadata=metadata,
     )
     tokenizer = builders[kind](vocabulary)
-    tokenizer.add_tokens(list(vocabulary.added().values()))
-    named = _named(vocabulary)
+    tokenizer.add_tokens(list(vocabulary.added_tokens().values()))
+    special = _special_tokens(vocabulary)
     config = {
-        **named,
+        **special,
         "added_tokens_decoder": {
             str(i): {
                 "content": token.content,
@@ -133,7 +137,7 @@ def tokenizer_files(metadata: Mapping[str, Any], *, length: int) -> dict[str, st
                 "single_word": False,
                 "special": token.special,
             }
-            for i, token in vocabulary.added().items()
+            for i, token in vocabulary.added_tokens().items()
         },
         **_chat_template(metadata),
         "clean_up_tokenization_spaces": False,
@@ -144,25 +148,25 @@ def tokenizer_files(metadata: Mapping[str, Any], *, length: int) -> dict[str, st
     return {
         "tokenizer.json": tokenizer.to_str(pretty=True),
         "tokenizer_config.json": json.dumps(config, indent=2, ensure_ascii=False),
-        "special_tokens_map.json": json.dumps(named, indent=2, ensure_ascii=False),
+        "special_tokens_map.json": json.dumps(special, indent=2, ensure_ascii=False),
     }
 
 
-def _check_keys(metadata: Mapping[str, Any]) -> None:
-    strange = [
+def _check_keys(metadata: Values) -> None:
+    unread = [
         f"{key} = {metadata[key]!r}"[:100]
         for key in metadata
         if key.startswith("tokenizer.")
-        and key not in _KEYS
+        and key not in _READ_KEYS
         and not key.endswith(("_token_id", "_token_ids"))
         and not key.startswith("tokenizer.chat_template.")
-        and not (key in _OFF and metadata[key] is False)
+        and not (key in _MUST_BE_FALSE and metadata[key] is False)
     ]
-    if strange:
-        raise ValueError("tokenizer settings not accounted for: " + ", ".join(strange))
+    if unread:
+        raise ValueError("tokenizer settings not accounted for: " + ", ".join(unread))
 
 
-def _named(vocabulary: Vocabulary) -> dict[str, str]:
+def _special_tokens(vocabulary: Vocabulary) -> dict[str, str]:
     ids = {
         field: vocabulary.metadata.get(f"tokenizer.ggml.{name}_token_id")
         for name, field in _NAMES.items()
@@ -174,7 +178,7 @@ def _named(vocabulary: Vocabulary) -> dict[str, str]:
     }
 
 
-def _chat_template(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _chat_template(metadata: Values) -> dict[str, Any]:
     prefix = "tokenizer.chat_template."
     templates = [
         {"name": key.removeprefix(prefix), "template": value}
@@ -196,7 +200,7 @@ def _byte_level(vocabulary: Vocabulary) -> Tokenizer:
             f"tokenizer.ggml.pre must be one of {', '.join(PRE_TOKENIZERS)}, "
             f"got {name!r}"
         )
-    pre = PRE_TOKENIZERS[name]
+    pipeline = PRE_TOKENIZERS[name]
     merges = [
         tuple(merge.split(" "))
         for merge in vocabulary.metadata["tokenizer.ggml.merges"]
@@ -204,24 +208,27 @@ def _byte_level(vocabulary: Vocabulary) -> Tokenizer:
     if odd := [merge for merge in merges if len(merge) != 2]:
         raise ValueError(f"tokenizer.ggml.merges must hold pairs, got {odd[:3]}")
     tokenizer = Tokenizer(
-        models.BPE(vocab=vocabulary.ids(), merges=merges, ignore_merges=pre.whole_words)
+        models.BPE(
+            vocab=vocabulary.ids(), merges=merges, ignore_merges=pipeline.ignore_merges
+        )
     )
-    if pre.nfc:
+    if pipeline.nfc:
         tokenizer.normalizer = normalizers.NFC()
     steps: list[pre_tokenizers.PreTokenizer] = []
-    if pre.digits:
+    if pipeline.single_digits:
         steps.append(pre_tokenizers.Digits(individual_digits=True))
-    is_gpt2 = not pre.patterns
-    steps += [pre_tokenizers.Split(Regex(p), "isolated") for p in pre.patterns]
+    # ByteLevel has GPT-2's pattern built in, which would split words once more.
+    is_gpt2 = not pipeline.patterns
+    steps += [pre_tokenizers.Split(Regex(p), "isolated") for p in pipeline.patterns]
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=is_gpt2))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     tokenizer.decoder = decoders.ByteLevel()
-    _frame(tokenizer, vocabulary, bos=pre.bos)
+    _add_bos_eos(tokenizer, vocabulary, bos=pipeline.bos)
     return tokenizer
 
 
 def _sentencepiece(vocabulary: Vocabulary) -> Tokenizer:
-    """Builds SentencePiece's BPE: the merge that makes the best-scored piece is first.
+    """Builds SentencePiece's BPE: merges are ordered by the score of their result.
 
     Merges sorted by score alone reproduce SentencePiece; putting those of whitespace
     first, as some converters do, changes the ids of indented text.
@@ -231,11 +238,12 @@ def _sentencepiece(vocabulary: Vocabulary) -> Tokenizer:
         models.BPE(
             vocab=ids,
             merges=_merges_by_score(vocabulary, ids),
-            unk_token=_named(vocabulary).get("unk_token"),
+            unk_token=_special_tokens(vocabulary).get("unk_token"),
             fuse_unk=True,
-            byte_fallback=BYTE in vocabulary.kinds,
+            byte_fallback=BYTE in vocabulary.types,
         )
     )
+    # The first word has a space like all others: added here, stripped by the decoder.
     is_prefixed = vocabulary.metadata.get("tokenizer.ggml.add_space_prefix", True)
     prefix = [normalizers.Prepend("▁")] if is_prefixed else []
     strip = [decoders.Strip(" ", 1, 0)] if is_prefixed else []
@@ -250,7 +258,7 @@ def _sentencepiece(vocabulary: Vocabulary) -> Tokenizer:
             *strip,
         ]
     )
-    _frame(tokenizer, vocabulary, bos=True)
+    _add_bos_eos(tokenizer, vocabulary, bos=True)
     return tokenizer
 
 
@@ -258,8 +266,9 @@ def _merges_by_score(
     vocabulary: Vocabulary, ids: Mapping[str, int]
 ) -> list[tuple[str, str]]:
     scores = vocabulary.metadata["tokenizer.ggml.scores"]
+    # Only tokens that text can spell merge: control tokens are matched before.
     normal = {
-        token: i for token, i in ids.items() if vocabulary.kinds[i] in (NORMAL, UNUSED)
+        token: i for token, i in ids.items() if vocabulary.types[i] in (NORMAL, UNUSED)
     }
     ranked = sorted(normal, key=lambda token: (-scores[ids[token]], ids[token]))
     return [
@@ -270,17 +279,18 @@ def _merges_by_score(
     ]
 
 
-def _frame(tokenizer: Tokenizer, vocabulary: Vocabulary, *, bos: bool) -> None:
-    """Makes the tokenizer add BOS and EOS where the file, or its kind, says so."""
-    metadata, named = vocabulary.metadata, _named(vocabulary)
-    wanted = {
+def _add_bos_eos(tokenizer: Tokenizer, vocabulary: Vocabulary, *, bos: bool) -> None:
+    """Makes the tokenizer add BOS and EOS as the file, or its type, has it."""
+    metadata, tokens = vocabulary.metadata, _special_tokens(vocabulary)
+    is_added = {
         "bos_token": metadata.get("tokenizer.ggml.add_bos_token", bos),
         "eos_token": metadata.get("tokenizer.ggml.add_eos_token", False),
     }
-    frame = {f: named[f] for f, is_on in wanted.items() if is_on and f in named}
+    frame = {f: tokens[f] for f, is_on in is_added.items() if is_on and f in tokens}
     if not frame:
         return
     start, end = frame.get("bos_token"), frame.get("eos_token")
+    # ":1" is the type id of a pair's second sequence, which its BOS and EOS share.
     single = [part for part in (start, "$A", end) if part]
     pair = [
         part for part in (start and f"{start}:1", "$B:1", end and f"{end}:1") if part

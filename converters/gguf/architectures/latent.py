@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3, whose attention reads keys and values out of one latent."""
+"""GGUF architectures with latent attention: DeepSeek V2 and V3."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from dew.converters.config.fields import Values
 from dew.converters.gguf.rope import rope_scaling
 from dew.converters.gguf.rows import (
     ALWAYS,
@@ -28,29 +29,29 @@ from dew.converters.gguf.rows import (
 )
 
 
-def _is_dense(block: int, config: Mapping[str, Any]) -> bool:
+def _is_dense(block: int, config: Values) -> bool:
     return block < config["first_k_dense_replace"]
 
 
-def _has_experts(block: int, config: Mapping[str, Any]) -> bool:
+def _has_experts(block: int, config: Values) -> bool:
     return not _is_dense(block, config)
 
 
-def _q_is_low(block: int, config: Mapping[str, Any]) -> bool:
+def _q_low(block: int, config: Values) -> bool:
     return config["q_lora_rank"] is not None
 
 
-def _q_is_full(block: int, config: Mapping[str, Any]) -> bool:
+def _q_full(block: int, config: Values) -> bool:
     return config["q_lora_rank"] is None
 
 
-def _k_turned(tensor: np.ndarray, heads: HeadCounts) -> np.ndarray:
-    """Turns each head's matrix: llama.cpp's takes the query, ours the latent."""
+def _transpose_heads(tensor: np.ndarray, heads: HeadCounts) -> np.ndarray:
+    """Transposes each head's matrix, which llama.cpp applies to the query."""
     return tensor.swapaxes(1, 2)
 
 
-def _latent(facts: Facts, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Reads the sizes of a head; later files give those of the latent as the head's."""
+def _latent_fields(facts: Facts, config: Values) -> Values:
+    """Reads the sizes of a head; later files state the latent's in their place."""
     heads, rank = config["num_attention_heads"], config["kv_lora_rank"]
     rotary = config["qk_rope_head_dim"]
     key, value = (facts.get(f"attention.{name}_length") for name in ("key", "value"))
@@ -89,7 +90,7 @@ def _latent(facts: Facts, config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _rope(facts: Facts, rotary: int) -> dict[str, Any]:
-    """Reads rope; a tenth of `mscale_all_dim` is stored, and `mscale` equals it."""
+    """Reads RoPE; a tenth of `mscale_all_dim` is stored, and `mscale` equals it."""
     theta = facts.get("rope.freq_base", 10000.0)
     scaling = rope_scaling(facts, theta, rotary)
     tenth = facts.get("rope.scaling.yarn_log_multiplier")
@@ -100,14 +101,14 @@ def _rope(facts: Facts, rotary: int) -> dict[str, Any]:
 
 
 def _groups(facts: Facts) -> dict[str, int]:
-    """Reads the groups of experts; a file that names none is computed without."""
+    """Reads the groups of experts; a file that states none has one group."""
     return {
         "n_group": facts.get("expert_group_count", 1),
         "topk_group": facts.get("expert_group_used_count", 1),
     }
 
 
-def _deepseek_v2(facts: Facts, config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _deepseek_v2(facts: Facts, config: Values) -> Values:
     if facts.get("expert_weights_norm", False):
         raise ValueError(
             f"{facts.name}.expert_weights_norm must be false under a softmax, whose "
@@ -115,16 +116,16 @@ def _deepseek_v2(facts: Facts, config: Mapping[str, Any]) -> Mapping[str, Any]:
         )
     groups = _groups(facts)
     return {
-        **_latent(facts, config),
+        **_latent_fields(facts, config),
         **groups,
         "topk_method": "group_limited_greedy" if groups["n_group"] > 1 else "greedy",
         "norm_topk_prob": False,
     }
 
 
-def _deepseek_v3(facts: Facts, config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _deepseek_v3(facts: Facts, config: Values) -> Values:
     return {
-        **_latent(facts, config),
+        **_latent_fields(facts, config),
         **_groups(facts),
         "norm_topk_prob": facts.get("expert_weights_norm", False),
     }
@@ -137,25 +138,27 @@ _KV = TensorRow(to=_ATTENTION + "kv_b_proj", fuse=Fuse(axis=1, merge=True))
 _COMMON: Mapping[str, TensorRow] = {
     **ENDS,
     **NORMS,
-    **with_all(MLP, at=_is_dense),
-    **with_all(EXPERTS, at=_has_experts),
+    **with_all(MLP, in_block=_is_dense),
+    **with_all(EXPERTS, in_block=_has_experts),
     **{
         f"blk.{{n}}.ffn_{kind}_shexp": TensorRow(
-            to=f"{_SHARED}{kind}_proj", at=_has_experts
+            to=f"{_SHARED}{kind}_proj", in_block=_has_experts
         )
         for kind in ("gate", "up", "down")
     },
-    "blk.{n}.attn_q": TensorRow(to=_ATTENTION + "q_proj", at=_q_is_full),
-    "blk.{n}.attn_q_a": TensorRow(to=_ATTENTION + "q_a_proj", at=_q_is_low),
-    "blk.{n}.attn_q_a_norm": TensorRow(to=_ATTENTION + "q_a_layernorm", at=_q_is_low),
-    "blk.{n}.attn_q_b": TensorRow(to=_ATTENTION + "q_b_proj", at=_q_is_low),
+    "blk.{n}.attn_q": TensorRow(to=_ATTENTION + "q_proj", in_block=_q_full),
+    "blk.{n}.attn_q_a": TensorRow(to=_ATTENTION + "q_a_proj", in_block=_q_low),
+    "blk.{n}.attn_q_a_norm": TensorRow(
+        to=_ATTENTION + "q_a_layernorm", in_block=_q_low
+    ),
+    "blk.{n}.attn_q_b": TensorRow(to=_ATTENTION + "q_b_proj", in_block=_q_low),
     "blk.{n}.attn_kv_a_mqa": TensorRow(to=_ATTENTION + "kv_a_proj_with_mqa"),
     "blk.{n}.attn_kv_a_norm": TensorRow(to=_ATTENTION + "kv_a_layernorm"),
     "blk.{n}.attn_output": ATTENTION["blk.{n}.attn_output"],
 }
 _SPLIT = {
     **_COMMON,
-    "blk.{n}.attn_k_b": replace(_KV, layout=_k_turned),
+    "blk.{n}.attn_k_b": replace(_KV, layout=_transpose_heads),
     "blk.{n}.attn_v_b": _KV,
 }
 _WHOLE = {**_COMMON, "blk.{n}.attn_kv_b": replace(_KV, fuse=None)}
@@ -165,7 +168,7 @@ _CHOICE = {
         weight=NEVER,
         bias=ALWAYS,
         suffixes=("", "_bias"),
-        at=_has_experts,
+        in_block=_has_experts,
     )
 }
 

@@ -1,9 +1,8 @@
-"""The architectures with LayerNorm, most of them older; see `gguf_archs`."""
+"""GGUF architectures with LayerNorm: GPT-2, BLOOM, Falcon, Phi 2 and others."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
+from dew.converters.config.fields import Values
 from dew.converters.gguf.rows import (
     ALWAYS,
     ATTENTION,
@@ -19,15 +18,15 @@ from dew.converters.gguf.rows import (
     Arch,
     Facts,
     TensorRow,
-    grouped,
-    interleaved,
-    transposed,
+    group_by_kv,
+    transpose_matrix,
     with_all,
+    with_interleaved_rope,
 )
 
 
-def _four_times(facts: Facts, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Checks what the config class hard-codes: an MLP four times as wide."""
+def _four_times(facts: Facts, config: Values) -> Values:
+    """Checks an MLP four times as wide as the model, fixed in the config class."""
     wide, embed = facts.get("feed_forward_length"), config["hidden_size"]
     if wide not in (None, 4 * embed):
         raise ValueError(
@@ -36,20 +35,20 @@ def _four_times(facts: Facts, config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
-def _gpt2(facts: Facts, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    # The config class means four times the width by None, and so do all checkpoints.
+def _gpt2(facts: Facts, config: Values) -> Values:
+    # None is four times the width in the config class, and all checkpoints have None.
     is_usual = config["n_inner"] == 4 * config["n_embd"]
     return {"n_inner": None if is_usual else config["n_inner"]}
 
 
-def _bloom(facts: Facts, config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _bloom(facts: Facts, config: Values) -> Values:
     heads = config["n_head"]
     if facts.get("attention.head_count_kv", heads) != heads:
         raise ValueError(f"attention.head_count_kv must be head_count, {heads}")
     return _four_times(facts, config)
 
 
-def _falcon(facts: Facts, config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _falcon(facts: Facts, config: Values) -> Values:
     order = facts.get("tensor_data_layout", "jploski")
     if order != "jploski":
         raise ValueError(f"tensor_data_layout must be 'jploski', got {order!r}")
@@ -62,13 +61,13 @@ def _falcon(facts: Facts, config: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def _stablelm(facts: Facts, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    # llama.cpp decides by the tensors alone, and so do the rows; the key only repeats.
+def _stablelm(facts: Facts, config: Values) -> Values:
+    # llama.cpp decides by the tensors alone, and so do the rows: the key is redundant.
     facts.get("use_parallel_residual")
     return {}
 
 
-def _phi2(facts: Facts, config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _phi2(facts: Facts, config: Values) -> Values:
     if config["num_key_value_heads"] != config["num_attention_heads"]:
         raise ValueError(
             "attention.head_count_kv must be head_count, as the converter writes it "
@@ -77,8 +76,8 @@ def _phi2(facts: Facts, config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
-def _gpt_neox(facts: Facts, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Spells the rope as this class does; older files say nothing of the residual."""
+def _gpt_neox(facts: Facts, config: Values) -> Values:
+    """Spells RoPE as this class does; older files do not state the residual."""
     return {
         "use_parallel_residual": facts.get("use_parallel_residual", True),
         "rotary_pct": config["partial_rotary_factor"],
@@ -86,7 +85,7 @@ def _gpt_neox(facts: Facts, config: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def _olmo(facts: Facts, config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _olmo(facts: Facts, config: Values) -> Values:
     # The class fixes the norm's epsilon, and llama.cpp's 0 means no clamp.
     if facts.get("attention.layer_norm_epsilon") not in (None, 1e-5):
         raise ValueError("attention.layer_norm_epsilon must be 1e-05")
@@ -111,7 +110,7 @@ GPT2 = Arch(
                 "blk.{n}.ffn_up": TensorRow(to="transformer.h.{n}.mlp.c_fc"),
                 "blk.{n}.ffn_down": TensorRow(to="transformer.h.{n}.mlp.c_proj"),
             },
-            layout=transposed,
+            layout=transpose_matrix,
             bias=ALWAYS,
         ),
     },
@@ -150,7 +149,7 @@ BLOOM = Arch(
                 "blk.{n}.ffn_down": TensorRow(to="transformer.h.{n}.mlp.dense_4h_to_h"),
                 "blk.{n}.attn_qkv": TensorRow(
                     to="transformer.h.{n}.self_attention.query_key_value",
-                    layout=grouped,
+                    layout=group_by_kv,
                 ),
             },
             bias=ALWAYS,
@@ -178,7 +177,7 @@ FALCON = Arch(
             to=_FALCON_BLOCK + "input_layernorm", bias=ALWAYS
         ),
         "blk.{n}.attn_qkv": TensorRow(
-            to=_FALCON_BLOCK + "self_attention.query_key_value", layout=grouped
+            to=_FALCON_BLOCK + "self_attention.query_key_value", layout=group_by_kv
         ),
         "blk.{n}.attn_output": TensorRow(to=_FALCON_BLOCK + "self_attention.dense"),
         "blk.{n}.ffn_up": TensorRow(to=_FALCON_BLOCK + "mlp.dense_h_to_4h"),
@@ -305,7 +304,8 @@ GPT_NEOX = Arch(
                     to=_NEOX_BLOCK + "post_attention_layernorm"
                 ),
                 "blk.{n}.attn_qkv": TensorRow(
-                    to=_NEOX_BLOCK + "attention.query_key_value", layout=grouped
+                    to=_NEOX_BLOCK + "attention.query_key_value",
+                    layout=group_by_kv,
                 ),
                 "blk.{n}.attn_output": TensorRow(to=_NEOX_BLOCK + "attention.dense"),
                 "blk.{n}.ffn_up": TensorRow(to=_NEOX_BLOCK + "mlp.dense_h_to_4h"),
@@ -320,7 +320,7 @@ GPT_NEOX = Arch(
     },
     constants={"attention_bias": True, "hidden_act": "gelu"},
     partial_rotary=True,
-    absent=("rope_theta", "partial_rotary_factor"),
+    omitted=("rope_theta", "partial_rotary_factor"),
     finish=_gpt_neox,
 )
 OLMO = Arch(
@@ -329,7 +329,7 @@ OLMO = Arch(
     rows={
         "token_embd": ENDS["token_embd"],
         "output": ENDS["output"],
-        **interleaved(ATTENTION),
+        **with_interleaved_rope(ATTENTION),
         **MLP,
     },
     fields=SIZES,

@@ -1,10 +1,10 @@
-"""The architectures with RMSNorm, most of them later; see `gguf_archs`."""
+"""GGUF architectures with RMSNorm: Llama, Qwen, Gemma, Phi 3, Granite and others."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
+from dew.converters.config.fields import Values
 from dew.converters.gguf.rows import (
     ALWAYS,
     ATTENTION,
@@ -25,20 +25,21 @@ from dew.converters.gguf.rows import (
     Facts,
     Fuse,
     TensorRow,
-    interleaved,
-    less_one,
     one_row,
     with_all,
+    with_interleaved_rope,
+    with_norms_less_one,
 )
 
 
-def _gemma_scale(layers_of_27b: int) -> Callable[..., Mapping[str, Any]]:
-    """Scores divide by sqrt(head_dim), but in the 27B by sqrt(embed / heads).
+def _gemma_scale(layers_of_27b: int) -> Callable[..., Values]:
+    """Returns the `finish` for attention scores divided by sqrt(head_dim).
 
-    GGUF does not store it; llama.cpp too knows the 27B by its number of layers.
+    The 27B divides by sqrt(embed / heads). GGUF does not store it; llama.cpp too
+    recognises the 27B by its number of layers.
     """
 
-    def finish(facts: Facts, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    def finish(facts: Facts, config: Values) -> Values:
         is_27b = config["num_hidden_layers"] == layers_of_27b
         wide = config["hidden_size"] // config["num_attention_heads"]
         return {"query_pre_attn_scalar": wide if is_27b else config["head_dim"]}
@@ -46,7 +47,7 @@ def _gemma_scale(layers_of_27b: int) -> Callable[..., Mapping[str, Any]]:
     return finish
 
 
-def _gemma3(facts: Facts, config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _gemma3(facts: Facts, config: Values) -> Values:
     return {
         **_gemma_scale(62)(facts, config),
         "rope_local_base_freq": facts.get("rope.freq_base_swa", 10000.0),
@@ -54,31 +55,31 @@ def _gemma3(facts: Facts, config: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def _phi3(facts: Facts, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Reads Phi-3's window (0 means none) and its two tables of rope factors."""
+def _phi3(facts: Facts, config: Values) -> Values:
+    """Reads Phi-3's window (0 for none) and its two tables of RoPE factors."""
     limit = config["max_position_embeddings"]
     original = facts.get("rope.scaling.original_context_length", limit)
     long = facts.values("rope_factors_long.weight")
     short = facts.values("rope_factors_short.weight")
-    found: dict[str, Any] = {
+    fields: dict[str, object] = {
         "sliding_window": facts.get("attention.sliding_window", 0) or None,
         "original_max_position_embeddings": original,
     }
     stored = facts.get("rope.scaling.attn_factor")
     if long is None or short is None:
-        return found
+        return fields
     implied = math.sqrt(1 + math.log(max(limit / original, 1)) / math.log(original))
     if stored is not None and not math.isclose(stored, implied, rel_tol=1e-5):
         raise ValueError(
             "rope.scaling.attn_factor must be the longrope factor of its context "
             f"lengths, {implied:.6g}, got {stored:.6g}"
         )
-    found["rope_scaling"] = {
+    fields["rope_scaling"] = {
         "rope_type": "longrope",
         "long_factor": [float(str(value)) for value in long],
         "short_factor": [float(str(value)) for value in short],
     }
-    return found
+    return fields
 
 
 LLAMA = Arch(
@@ -87,7 +88,7 @@ LLAMA = Arch(
     rows={
         **ENDS,
         **NORMS,
-        **interleaved(with_all(ATTENTION, bias="attention_bias")),
+        **with_interleaved_rope(with_all(ATTENTION, bias="attention_bias")),
         **with_all(MLP, bias="mlp_bias"),
     },
     fields={**SIZES, **RMS},
@@ -100,7 +101,7 @@ MIXTRAL = Arch(
     rows={
         **ENDS,
         **NORMS,
-        **interleaved(ATTENTION),
+        **with_interleaved_rope(ATTENTION),
         "blk.{n}.ffn_gate_inp": TensorRow(to=BLOCK + "block_sparse_moe.gate"),
         "blk.{n}.ffn_gate_exps": TensorRow(
             to=BLOCK + "block_sparse_moe.experts.{e}.w1"
@@ -132,7 +133,7 @@ GRANITE = Arch(
         "logit_scale": "logits_scaling",
     },
     # llama.cpp reads an absent scale as none; attention.scale then is head_dim ** -0.5,
-    # which the config cannot say, so that one is required.
+    # which the config cannot express, so that one is required.
     defaults={"embedding_scale": 1.0, "residual_scale": 1.0, "logit_scale": 1.0},
     constants=SILU,
 )
@@ -197,7 +198,7 @@ QWEN3_MOE = replace(
 GEMMA = Arch(
     model_type="gemma",
     class_name="GemmaForCausalLM",
-    rows=less_one(
+    rows=with_norms_less_one(
         {stem: row for stem, row in PLAIN.items() if stem != "output"},
     ),
     fields={**SIZES, **RMS},
@@ -217,7 +218,7 @@ GEMMA2 = replace(
     GEMMA,
     model_type="gemma2",
     class_name="Gemma2ForCausalLM",
-    rows=less_one(
+    rows=with_norms_less_one(
         {
             "token_embd": ENDS["token_embd"],
             "output_norm": ENDS["output_norm"],
@@ -240,7 +241,7 @@ GEMMA3 = replace(
     GEMMA2,
     model_type="gemma3_text",
     class_name="Gemma3ForCausalLM",
-    rows=less_one({**ENDS, **ATTENTION, **QK_NORMS, **SANDWICH, **MLP}),
+    rows=with_norms_less_one({**ENDS, **ATTENTION, **QK_NORMS, **SANDWICH, **MLP}),
     fields={**GEMMA.fields, "attention.sliding_window": "sliding_window"},
     defaults={"rope.freq_base": 1000000.0},
     constants={"sliding_window_pattern": 6, **_GEMMA_CONSTANTS},
@@ -286,7 +287,7 @@ OLMOE = Arch(
         "expert_count": "num_experts",
         "expert_used_count": "num_experts_per_tok",
     },
-    # llama.cpp takes the weights of the chosen experts as the softmax gave them.
+    # llama.cpp leaves the weights of the chosen experts as the softmax has them.
     constants={"norm_topk_prob": False, "clip_qkv": None, **NO_BIAS},
 )
 _HALVES = Fuse(axis=1)
@@ -297,7 +298,7 @@ GRANITE_MOE = replace(
     rows={
         **ENDS,
         **NORMS,
-        **interleaved(ATTENTION),
+        **with_interleaved_rope(ATTENTION),
         "blk.{n}.ffn_gate_inp": TensorRow(to=BLOCK + "block_sparse_moe.router.layer"),
         "blk.{n}.ffn_gate_exps": TensorRow(
             to=BLOCK + "block_sparse_moe.input_linear", fuse=_HALVES

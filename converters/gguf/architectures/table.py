@@ -1,7 +1,7 @@
-"""The architectures a GGUF file may hold, by the name it gives them.
+"""All supported GGUF architectures, by `general.architecture`.
 
-A table was admitted when a file laid out as llama.cpp's converter lays it out came back
-equal to the transformers model it was made from. Adding one is a row here and a row in
+Each was admitted when a file with the layout of llama.cpp's converter came back equal
+to the transformers model that it was made from. A new one is a row here and a row in
 the test.
 """
 
@@ -87,4 +87,4 @@ ARCHITECTURES: Mapping[str, Arch] = {
     "deepseek2 with sigmoid": DEEPSEEK_V3,
     "deepseek2 with sigmoid, kv_b whole": DEEPSEEK_V3_WHOLE,
 }
-"""Tables by GGUF's name; a name with more than one layout has one table for each."""
+"""Tables by GGUF's name; one that has several layouts has a table for each."""

@@ -1,11 +1,10 @@
-"""The architectures whose layers differ, by a window or by whether they turn."""
+"""GGUF architectures whose layers differ in windows or rotary embedding."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
+from dew.converters.config.fields import Values
 from dew.converters.config.transforms import FULL, WINDOWED
 from dew.converters.gguf.architectures.layernorm import COHERE
 from dew.converters.gguf.architectures.rmsnorm import LLAMA, OLMO2
@@ -28,26 +27,26 @@ from dew.converters.gguf.rows import (
 )
 
 
-def _types(facts: Facts, config: Mapping[str, Any], every: int) -> list[str]:
-    """The kind of each layer: as the file lists them, or full every so often."""
+def _types(facts: Facts, config: Values, every: int) -> list[str]:
+    """Attention type of each layer: as the file lists it, or full in each n-th."""
     layers = config["num_hidden_layers"]
     listed = facts.get("attention.sliding_window_pattern", every)
     if type(listed) is int:
         listed = [(n + 1) % listed != 0 for n in range(layers)]
     if len(listed) != layers:
         raise ValueError(
-            f"attention.sliding_window_pattern must say for {layers} layers whether "
-            f"they have a window, got {len(listed)} entries"
+            f"attention.sliding_window_pattern must have one entry for each of the "
+            f"{layers} layers, got {len(listed)}"
         )
     return [WINDOWED if has_window else FULL for has_window in listed]
 
 
-def _every_fourth(facts: Facts, config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _every_fourth(facts: Facts, config: Values) -> Values:
     return {"layer_types": _types(facts, config, every=4)}
 
 
-def _olmo3(facts: Facts, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Spells both ropes: that of layers with a window is never stretched."""
+def _olmo3(facts: Facts, config: Values) -> Values:
+    """Spells both rotary embeddings: windowed layers have no scaling."""
     plain = {"rope_type": "default", "rope_theta": config["rope_theta"]}
     full = {**plain, **(config["rope_scaling"] or {})}
     attention = facts.get("rope.scaling.attn_factor")
@@ -59,8 +58,8 @@ def _olmo3(facts: Facts, config: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def _exaone4(facts: Facts, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Reads windows; the small models have none, and all their layers turn."""
+def _exaone4(facts: Facts, config: Values) -> Values:
+    """Reads windows; small models have none, and RoPE in all their layers."""
     window = facts.get("attention.sliding_window", 0) or None
     if window is None:
         full = [FULL] * config["num_hidden_layers"]
@@ -68,21 +67,21 @@ def _exaone4(facts: Facts, config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"sliding_window": window, **_every_fourth(facts, config)}
 
 
-def _gpt_oss(facts: Facts, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    wide, embed = facts.get("expert_feed_forward_length"), config["intermediate_size"]
-    if wide not in (None, embed):
+def _gpt_oss(facts: Facts, config: Values) -> Values:
+    width, embed = facts.get("expert_feed_forward_length"), config["intermediate_size"]
+    if width not in (None, embed):
         raise ValueError(
             f"expert_feed_forward_length must be feed_forward_length {embed}, "
-            f"got {wide}"
+            f"got {width}"
         )
-    found: dict[str, Any] = {"layer_types": _types(facts, config, every=2)}
+    fields: dict[str, object] = {"layer_types": _types(facts, config, every=2)}
     if config["rope_scaling"]:
-        # The class cuts the range of frequencies between dimensions.
-        found["rope_scaling"] = {**config["rope_scaling"], "truncate": False}
-    return found
+        # The class does not round the ends of YaRN's range to whole dimensions.
+        fields["rope_scaling"] = {**config["rope_scaling"], "truncate": False}
+    return fields
 
 
-def _turned(tensor: np.ndarray, heads: HeadCounts) -> np.ndarray:
+def _transpose_stacked(tensor: np.ndarray, heads: HeadCounts) -> np.ndarray:
     """Swaps the last two axes of stacked matrices; stacked biases stay."""
     return tensor.swapaxes(1, 2) if tensor.ndim == 3 else tensor
 
@@ -100,7 +99,7 @@ SMOLLM3 = replace(
     LLAMA,
     model_type="smollm3",
     class_name="SmolLM3ForCausalLM",
-    # llama.cpp too knows by the architecture that every fourth layer does not turn.
+    # llama.cpp too derives from the architecture which layers have no RoPE.
     constants={**LLAMA.constants, "no_rope_layer_interval": 4},
     head_dim=False,
 )
@@ -118,14 +117,14 @@ OLMO3 = replace(
     model_type="olmo3",
     class_name="Olmo3ForCausalLM",
     fields={**OLMO2.fields, "attention.sliding_window": "sliding_window"},
-    absent=("rope_theta", "rope_scaling"),
+    omitted=("rope_theta", "rope_scaling"),
     finish=_olmo3,
 )
 _EXPERTS = BLOCK + "mlp.experts."
 _ALTERNATING = Fuse(axis=-1, alternate=True)
 _HALF = TensorRow(
     to=_EXPERTS + "gate_up_proj",
-    layout=_turned,
+    layout=_transpose_stacked,
     bias=ALWAYS,
     suffixes=("", "_bias"),
     fuse=_ALTERNATING,
@@ -146,7 +145,7 @@ GPT_OSS = Arch(
         "blk.{n}.ffn_up_exps": _HALF,
         "blk.{n}.ffn_down_exps": TensorRow(
             to=_EXPERTS + "down_proj",
-            layout=_turned,
+            layout=_transpose_stacked,
             bias=ALWAYS,
             suffixes=("", "_bias"),
         ),

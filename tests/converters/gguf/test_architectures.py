@@ -312,7 +312,7 @@ def test_what_is_no_gguf_file_is_told_from_one_cut_short(
     text, short = tmp_path / "text.gguf", tmp_path / "short.gguf"
     text.write_text("not a model")
     short.write_bytes(llama.read_bytes()[:-5000])
-    with pytest.raises(ValueError, match=r"text\.gguf is no GGUF file: .*b'not '"):
+    with pytest.raises(ValueError, match=r"text\.gguf is not a GGUF file: .*b'not '"):
         folder_from_gguf(text, tmp_path / "out")
     with pytest.raises(ValueError, match=r"short\.gguf cannot be read .* cut short"):
         folder_from_gguf(short, tmp_path / "out")

@@ -150,7 +150,7 @@ def test_a_hub_id_may_go_on_to_a_file(tiny: tuple[Any, Path], tmp_path: Path) ->
 
 def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"not a model")
-    with pytest.raises(ValueError, match=r"m\.gguf is no GGUF file"):
+    with pytest.raises(ValueError, match=r"m\.gguf is not a GGUF file"):
         dew.load(tmp_path / "m.gguf")
     (tmp_path / "m.txt").write_bytes(b"not a model")
     with pytest.raises(ValueError, match=r"m\.txt is a file; .* or a \.gguf file"):

@@ -255,7 +255,7 @@ def test_what_would_tokenize_otherwise_is_refused(
 
 def test_a_token_that_stands_twice_is_refused(byte_level: dict[str, Any]) -> None:
     tokens = [*byte_level["tokenizer.ggml.tokens"][:-1], "a"]
-    with pytest.raises(ValueError, match="'a' stands twice, first as "):
+    with pytest.raises(ValueError, match="'a' is listed twice, first as "):
         built(byte_level | {"tokenizer.ggml.tokens": tokens})
 
 
