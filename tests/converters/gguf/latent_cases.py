@@ -5,7 +5,7 @@ from typing import Any
 import gguf
 import transformers as hf
 
-from tests.converters.gguf.cases import RMS
+from tests.converters.gguf.sizes import RMS
 from tests.converters.gguf.writer import HEADS, Case, latent_split, latent_whole
 
 SIZES: dict[str, Any] = {

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from dew.converters.gguf.architectures.table import ARCHITECTURES
 from dew.converters.gguf.convert import folder_from_gguf
 from dew.converters.load import load_native
-from tests.converters.gguf.more_cases import CASES
+from tests.converters.gguf.cases import CASES
 from tests.converters.gguf.writer import (
     Case,
     config_of,

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import dew
 from dew.cli import main
-from tests.converters.gguf.more_cases import CASES
+from tests.converters.gguf.cases import CASES
 from tests.converters.gguf.writer import gguf_of
 from tests.support import hf_models as hf
 from tests.support.tolerances import LOGITS
