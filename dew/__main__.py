@@ -1,4 +1,4 @@
-"""`python -m dew`, the same program as the command `dew`."""
+"""`python -m dew` is `dew`."""
 
 import sys
 

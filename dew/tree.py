@@ -55,6 +55,16 @@ def map_leaves(change: Callable[[Path, Any], object], tree: Variables) -> Tree:
     return unflatten({path: change(path, leaf) for path, leaf in flatten(tree).items()})
 
 
+def array_text(leaf: Any) -> str:
+    """Writes an array's dtype and shape as messages show them: `float32[2, 3]`.
+
+    Checkpoints store this text too, so its form must not change.
+    """
+    has_dtype = isinstance(leaf, np.ndarray | jax.Array | jax.ShapeDtypeStruct)
+    dtype = leaf.dtype if has_dtype else jax.numpy.result_type(leaf)
+    return f"{dtype.name}{list(np.shape(leaf))}"
+
+
 def everything(path: Path) -> bool:
     """Accepts every leaf; the filter of an average over all variables."""
     return True
@@ -117,8 +127,8 @@ def merge(tree: Variables, overlay: Variables) -> Tree:
         # another shape might broadcast, so neither is accepted.
         if (np.shape(old), _dtype(old)) != (np.shape(new), _dtype(new)):
             faults.append(
-                f"{slashed(path)} is {_kind(old)} in the tree and {_kind(new)} in the "
-                "overlay"
+                f"{slashed(path)} is {array_text(old)} in the tree and "
+                f"{array_text(new)} in the overlay"
             )
         leaves[path] = new
     # Raised after the loop, so that one message lists every leaf that does not fit.
@@ -190,10 +200,6 @@ def widen(leaf: ArrayLike) -> jax.Array:
 
 def _dtype(leaf: Any) -> np.dtype:
     return np.dtype(jax.numpy.result_type(leaf))
-
-
-def _kind(leaf: Any) -> str:
-    return f"{_dtype(leaf)}{list(np.shape(leaf))}"
 
 
 def _examples(leaves: Leaves) -> str:

@@ -1,3 +1,3 @@
-"""Command line of dew: `main`, and one module per command."""
+"""The command line."""
 
 from dew.cli.main import main as main

@@ -1,4 +1,4 @@
-"""`dew eval`: perplexity of a causal language model on text."""
+"""`dew eval`: how well a model predicts a text."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -24,30 +24,30 @@ from dew.training.evaluation import Evaluation, run_evaluation
 
 @dataclass(frozen=True, kw_only=True)
 class Eval:
-    """Score a causal language model on text: perplexity over all its tokens."""
+    """Score a model on text: perplexity over every token, weighted by token."""
 
     model: str
-    """Model to score: a Hugging Face folder, a hub id, or the folder of a dew run."""
+    """Hugging Face folder, hub id, or a run of ours."""
     data: tuple[str, ...]
     """Text to score: .txt, .jsonl or .parquet files, or folders of them."""
     seq_len: int = 1024
-    """Tokens per row; the context of a token starts at its row or document."""
+    """Tokens of a row; no token sees past its row."""
     batch_size: int = 4
     """Rows scored at a time."""
     dtype: Precision = "float32"
-    """Precision of the forward pass."""
+    """What the model computes in."""
     road: Road = "auto"
-    """How the model is loaded into JAX; auto is native where it can, else lowered."""
+    """The way into JAX; auto takes the native one, lowered where there is none."""
     packing: Packing = "wrapped"
-    """Packing of documents into rows: wrapped pads nothing, best_fit splits no document
-    that fits into a row, apart puts one document in each row."""
+    """wrapped cuts documents at the end of a row, best_fit keeps them whole, apart has
+    one a row."""
     text_field: str = "text"
-    """Name of the text field in .jsonl and .parquet records."""
+    """The field of .jsonl and .parquet records that holds the text."""
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
-    """Print one JSON object instead of a table."""
+    """Print one JSON object and no table."""
 
     def run(self) -> int:
-        """Scores the text and prints its perplexity."""
+        """Scores and reports."""
         console = Console(stderr=True)
         source = load_to_train(self.model, dtype=self.dtype, road=self.road)
         documents = texts(self.data, field=self.text_field, console=console)

@@ -1,4 +1,4 @@
-"""`dew generate`: continuation of a prompt by a causal language model."""
+"""`dew generate`: continue a prompt."""
 
 import time
 from dataclasses import dataclass
@@ -19,30 +19,30 @@ class Generate:
     """Continue a prompt with a causal language model."""
 
     model: str
-    """Model to run: a Hugging Face folder, a hub id, or the folder of a dew run."""
+    """Hugging Face folder, hub id, or a run of ours."""
     prompt: str
-    """Text to continue."""
+    """What to continue."""
     max_new_tokens: int = 64
-    """Maximum number of generated tokens."""
+    """Tokens to add at the most."""
     temperature: float = 0.0
-    """Sampling temperature; 0 always takes the most likely token."""
+    """0 takes the likeliest token; above it tokens are drawn."""
     seed: int = 0
-    """Random seed for sampling."""
+    """Of the draws."""
     dtype: Precision = "float32"
-    """Precision of the forward pass."""
+    """What the model computes in."""
     road: Road = "auto"
-    """How the model is loaded into JAX; auto is native where it can, else lowered."""
+    """The way into JAX; auto takes the native one."""
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
-    """Print one JSON object instead of a table."""
+    """Print one JSON object and no table."""
 
     def run(self) -> int:
-        """Generates a continuation and prints it with its speed."""
+        """Generates and prints."""
         source = load_to_train(self.model, dtype=self.dtype, road=self.road)
         tokenizer = tokenizer_of(source)
         task = TextGeneration(source, source.variables)
         rows = [tokenizer.encode(self.prompt).ids]
 
-        def generate() -> list[int]:
+        def continued() -> list[int]:
             return task.continue_tokens(
                 rows,
                 max_new_tokens=self.max_new_tokens,
@@ -51,10 +51,10 @@ class Generate:
             )[0]
 
         with Console(stderr=True).status("compiling"):
-            new = generate()
-        # The first call compiles, so the second one is timed.
+            new = continued()
+        # The second time is timed: the first one compiles.
         began = time.perf_counter()
-        generate()
+        continued()
         speed = len(new) / (time.perf_counter() - began)
         text = tokenizer.decode(new)
         result = {"text": text, "tokens_per_second": speed}

@@ -12,32 +12,32 @@ import jax
 import tyro
 
 COORDINATOR, COUNT, INDEX = "DEW_COORDINATOR", "DEW_PROCESSES", "DEW_PROCESS"
-"""Environment variables of a launched process: coordinator, count and index."""
+"""How a launched process learns its place."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """Run a command as several processes of one distributed run.
+    """Run a command as several processes.
 
-    For example `dew launch --processes 2 -- pretrain …`, on this machine. On several
-    hosts, start the command on each of them with DEW_COORDINATOR=HOST:PORT,
-    DEW_PROCESSES=N and DEW_PROCESS=I set.
+    As in `dew launch --processes 2 -- pretrain …`, on this machine. Elsewhere, start
+    the command yourself on each host, with DEW_COORDINATOR=HOST:PORT, DEW_PROCESSES=N
+    and DEW_PROCESS=I set.
     """
 
     processes: int
-    """Number of processes."""
+    """How many."""
     command: tyro.conf.Positional[tuple[str, ...]]
-    """Command to run and its flags, after a --."""
+    """The command and its flags, after a --."""
 
     def run(self) -> int:
-        """Runs all processes, and stops all when one fails; returns its exit code."""
+        """Starts all, and ends all as soon as one fails; returns the worst code."""
         if self.processes < 1 or not self.command:
             raise ValueError(
                 "dew launch needs --processes >= 1 and a command after --, got "
-                f"{self.processes} and {' '.join(self.command) or 'no command'}"
+                f"{self.processes} and {' '.join(self.command) or 'none'}"
             )
         address = f"127.0.0.1:{_free_port()}"
-        processes = [
+        started = [
             subprocess.Popen(
                 [sys.executable, "-m", "dew", *self.command],
                 env={
@@ -46,25 +46,25 @@ class Launch:
                     COUNT: str(self.processes),
                     INDEX: str(index),
                 },
-                # All processes print the same result, so one is forwarded; errors of
-                # the others still reach stderr.
+                # One process speaks for all; what the others have to complain of is
+                # still heard.
                 stdout=subprocess.PIPE if index == 0 else subprocess.DEVNULL,
             )
             for index in range(self.processes)
         ]
-        forwarder = threading.Thread(target=_forward, args=(processes[0],))
-        forwarder.start()
+        speaker = threading.Thread(target=_forward, args=(started[0],))
+        speaker.start()
         try:
-            code = _wait(processes)
-            forwarder.join()
+            code = _wait(started)
+            speaker.join()
             return code
         finally:
-            for process in processes:
+            for process in started:
                 process.kill()
 
 
 def join_launched() -> None:
-    """Connects a process that `dew launch` started to its distributed run."""
+    """Joins the run that this process was launched for, if it was."""
     if COORDINATOR not in os.environ:
         return
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -76,7 +76,7 @@ def join_launched() -> None:
 
 
 def _wait(processes: list["subprocess.Popen[bytes]"]) -> int:
-    """Returns the first exit code that is not 0, or 0 once all have ended."""
+    """The first code that is not 0, or 0 once all have ended."""
     while True:
         codes = [process.poll() for process in processes]
         failed = [code for code in codes if code]
@@ -88,7 +88,7 @@ def _wait(processes: list["subprocess.Popen[bytes]"]) -> int:
 
 
 def _forward(process: "subprocess.Popen[bytes]") -> None:
-    """Copies a process's stdout to this one's, without the lines that gloo prints."""
+    """Passes on what a process prints, but for gloo's greetings among the JSON."""
     for line in process.stdout or ():
         if not line.startswith(b"[Gloo]"):
             sys.stdout.buffer.write(line)

@@ -1,4 +1,4 @@
-"""Models, tokenizers and text from the addresses on a command line."""
+"""What every command that takes a model does with it."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from rich.console import Console
 from tokenizers import Tokenizer
 
-from dew import api
+from dew import api as roads
 from dew.api import Road
 from dew.converters.folder.folder import CONFIG, bin_files
 from dew.converters.folder.weights import read_weights
@@ -35,12 +35,12 @@ def load_to_train(
     remat: Remat = "none",
     stack: Stack = "auto",
 ) -> Pretrained:
-    """Loads a model that computes in `dtype`; weights keep their stored dtype.
+    """Loads a model that computes in `dtype`, over weights as they are stored.
 
     A stack in `auto` is unrolled on a CPU, where that ran 1.8 times faster, and scanned
-    elsewhere, where it compiles faster.
+    elsewhere, where it compiles sooner.
     """
-    source = api.load(address, road=road)
+    source = roads.load(address, road=road)
     if not isinstance(source.model, Decoder):
         return source
     is_scanned = stack == "scanned" or (
@@ -51,31 +51,29 @@ def load_to_train(
 
 
 def texts(paths: Sequence[str], *, field: str, console: Console) -> Documents:
-    """Opens text documents, and prints which files of a folder were skipped."""
+    """Opens documents and says aloud which files of a folder were passed over."""
     documents = open_documents(*paths, text_field=field)
     if documents.skipped:
-        console.print(
-            f"skipped files that are not text: {', '.join(documents.skipped[:5])}"
-        )
+        console.print(f"not text, passed over: {', '.join(documents.skipped[:5])}")
     return documents
 
 
 def tokenizer_of(source: Pretrained) -> Tokenizer:
-    """Returns the tokenizer stored with a model.
+    """Returns the model's tokenizer.
 
     Raises:
-        ValueError: the model's folder has no tokenizer.json.
+        ValueError: its folder has none.
     """
     if source.tokenizer is None:
-        raise ValueError(f"{source.address} has no tokenizer.json, needed to read text")
+        raise ValueError(f"{source.address} has no tokenizer.json, which text needs")
     return source.tokenizer
 
 
 def weights_hash(address: str) -> str:
-    """Returns the content hash of a folder's weights, in any file format.
+    """The content hash of a folder's weights, whoever is going to read them.
 
     Raises:
-        ValueError: the folder has no weights.
+        ValueError: it holds none.
     """
     folder = local_folder(address)
     weights = read_weights(folder)
@@ -83,7 +81,7 @@ def weights_hash(address: str) -> str:
         return weights.content_hash
     files = bin_files(folder)
     if not files:
-        raise ValueError(f"{address} has no weights")
+        raise ValueError(f"{address} holds no weights")
     digest = sha256()
     for file in files:
         with file.open("rb") as stream:
@@ -92,62 +90,61 @@ def weights_hash(address: str) -> str:
 
 
 def num_blocks(source: Pretrained) -> int:
-    """Returns the number of blocks whose hidden states a model can return.
+    """How many blocks a model has whose states can be asked for.
 
     Raises:
-        ValueError: the model does not declare its number of blocks.
+        ValueError: it does not say.
     """
-    model: object = source.model
+    model: Any = source.model
     if isinstance(model, Decoder):
         return model.config.layers
-    if isinstance(model, CountsBlocks):
+    if isinstance(model, Counted):
         return model.num_blocks
-    raise ValueError(f"the number of blocks of {source.address} is unknown")
+    raise ValueError(f"{source.address} does not say how many blocks it has")
 
 
 def configured_blocks(address: str) -> int:
-    """Returns the number of blocks in a folder's config.json.
+    """How many blocks a folder's config says that its model has.
 
     Raises:
-        ValueError: no field of the config is a number of blocks.
+        ValueError: it says so in no field that we know.
     """
     config = json.loads((local_folder(address) / CONFIG).read_text(encoding="utf-8"))
     for name in ("num_hidden_layers", "n_layer", "num_layers"):
         if name in config:
             return int(config[name])
-    raise ValueError(f"the config of {address} has no field for its number of blocks")
+    raise ValueError(f"the config of {address} does not count its blocks")
 
 
 @runtime_checkable
-class CountsBlocks(Protocol):
-    """A model that declares its number of blocks, as a lowered one does."""
+class Counted(Protocol):
+    """A model that counts its blocks, as a lowered one."""
 
     @property
     def num_blocks(self) -> int:
-        """Number of blocks, in the order of the forward pass."""
+        """How many there are."""
         ...
 
 
 def eos_of(source: Pretrained) -> int | None:
-    """Returns the token id that ends a document; None if the model has none."""
+    """The id that ends a document, None where the model has none."""
     return source.eos_ids[0] if source.eos_ids else None
 
 
 def num_rows(source: Pretrained) -> int:
-    """Returns the vocabulary size of a model, the last axis of its logits."""
+    """How many rows a model's logits have."""
     config: Any = source.config
     return int(config["vocab_size"])
 
 
 def common_vocabulary(student: Pretrained, teacher: Pretrained) -> VocabularyMap | None:
-    """Returns the tokens that both models share; None if their vocabularies are equal.
+    """The classes that both sides score; None where rows mean the same on both.
 
     Raises:
-        ValueError: the tokenizers do not provably agree.
+        ValueError: the tokenizers cannot be proved to agree.
     """
-    student_rows, teacher_rows = num_rows(student), num_rows(teacher)
-    tokenizers = tokenizer_of(student), tokenizer_of(teacher)
-    hashes = {tokenizer_hash(tokenizer) for tokenizer in tokenizers}
-    if student_rows == teacher_rows and len(hashes) == 1:
+    sides = [(tokenizer_of(one), num_rows(one)) for one in (student, teacher)]
+    (ours, our_rows), (theirs, their_rows) = sides
+    if our_rows == their_rows and tokenizer_hash(ours) == tokenizer_hash(theirs):
         return None
-    return align(*tokenizers, student_rows=student_rows, teacher_rows=teacher_rows)
+    return align(ours, theirs, student_rows=our_rows, teacher_rows=their_rows)

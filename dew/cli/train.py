@@ -23,7 +23,7 @@ from dew.training.checkpoint import Checkpoints
 from dew.training.evaluation import Evaluation
 from dew.training.logs import Log
 from dew.training.optimizers import OPTIMIZERS
-from dew.training.schedules import named as schedule_named
+from dew.training.schedules import schedule_by_name
 from dew.training.sharding import make_mesh
 from dew.training.throughput import (
     Meter,
@@ -31,8 +31,7 @@ from dew.training.throughput import (
     peak_flops,
     peak_memory_bytes,
 )
-from dew.training.trackers import named as tracker_named
-from dew.training.trackers import several
+from dew.training.trackers import join_trackers, tracker_by_name
 from dew.training.trainer import Trainer
 from dew.tree import flatten
 from dew.typing import Batch
@@ -85,10 +84,10 @@ class TrainingResult:
 
 
 def prepare_model(flags: TrainingFlags, source: Pretrained) -> Pretrained:
-    """Returns the model to train: with padding and a LoRA adapter by its flags."""
+    """Returns the model to train: padded and with a LoRA adapter where flags ask."""
     if flags.pad_vocab != 1:
         source = pad_vocabulary(source, flags.pad_vocab)
-    return flags.lora.adapt(source, flags.seed)
+    return flags.lora.adapted(source, flags.seed)
 
 
 def text_batches(flags: TrainingFlags, source: Pretrained, console: Console) -> Batches:
@@ -180,7 +179,7 @@ def _trainer(
     console: Console,
 ) -> tuple[Trainer, Display]:
     """Returns the trainer, and the callback that shows and records its progress."""
-    rate = schedule_named(
+    rate = schedule_by_name(
         flags.schedule, flags.learning_rate, steps=flags.steps, warmup=flags.warmup
     )
     optimizer = OPTIMIZERS[flags.optimizer](
@@ -204,7 +203,7 @@ def _trainer(
         else None,
         accumulation=flags.accumulation,
         checkpoints=Checkpoints(folder.checkpoints, every=flags.checkpoint_every),
-        tracker=several(*(tracker_named(t, folder.logs) for t in trackers)),
+        tracker=join_trackers(*(tracker_by_name(t, folder.logs) for t in trackers)),
         run_config=flags.config(),
         callbacks=(display,),
     )

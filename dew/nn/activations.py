@@ -1,4 +1,4 @@
-"""Activation functions, by their names in config.json files."""
+"""Activation functions by the names that config.json files use."""
 
 from collections.abc import Callable
 
@@ -10,22 +10,21 @@ from jaxtyping import Array
 Activation = Callable[[Array], Array]
 
 
-def round_once(activation: Activation) -> Activation:
-    """Returns the activation computed in float32 and rounded once, as torch's are.
+def rounded_once(activation: Activation) -> Activation:
+    """The activation worked out in float32 and rounded once, as torch's kernels do.
 
-    The backward pass stores x alone and recomputes the rest.
+    The backward pass keeps x alone and works out the rest again.
     """
 
-    def in_float32(x: Array) -> Array:
+    def wide(x: Array) -> Array:
         return activation(x.astype(jnp.float32)).astype(x.dtype)
 
-    # Without recomputation the float32 copy of x would be stored for the backward pass.
-    half = jax.checkpoint(in_float32, prevent_cse=False)
-    return lambda x: activation(x) if x.dtype.itemsize >= 4 else half(x)
+    lean = jax.checkpoint(wide, prevent_cse=False)
+    return lambda x: activation(x) if x.dtype.itemsize >= 4 else lean(x)
 
 
 ACTIVATIONS = {
-    name: round_once(activation)
+    name: rounded_once(activation)
     for name, activation in {
         "silu": nn.silu,
         "swish": nn.silu,
@@ -40,4 +39,4 @@ ACTIVATIONS = {
         "tanh": jnp.tanh,
     }.items()
 }
-"""Activations by the names in Hugging Face configs."""
+"""Activations by the names that Hugging Face configs use."""

@@ -1,12 +1,12 @@
-"""Causal transformer decoder with a key/value cache, from token ids to logits."""
+"""A causal transformer decoder, from token ids to logits."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from dew.nn.attention import Context, visible_keys
@@ -25,37 +25,23 @@ from dew.typing import Outputs, Variables
 
 
 class Decoder(nn.Module):
-    """Causal transformer: embedding, blocks, final norm and language-model head.
+    """Token ids to logits: embedding, blocks, final norm, output matrix.
 
-    `dtype` is the precision of the forward pass, by default that of the embedding;
-    statistics of norms, softmax and logits are float32 in any case. `scan` runs the
-    blocks as one loop over their stacked weights where all are built alike: on a CPU
-    unrolled blocks ran 1.8 times faster, on accelerators a scan saves compile time.
-    Results and variables are the same. Where positions are learned, a text longer than
-    their table is an error; `positions` given to a compiled call cannot be checked, and
-    give NaN past the table.
-
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> from dew.nn import MLP, Attention, DecoderConfig, Rope
-    >>> attention = Attention(heads=4, kv_heads=2, head_dim=8, rope=Rope(dim=8))
-    >>> config = DecoderConfig(
-    ...     vocab=97, embed=32, layers=2, attention=attention, mlp=MLP(dim=64)
-    ... )
-    >>> decoder, inputs = Decoder(config), {"tokens": jnp.ones((1, 5), jnp.int32)}
-    >>> variables = decoder.init(jax.random.key(0), inputs)
-    >>> outputs = decoder.apply(variables, inputs, layers=(0,))
-    >>> outputs.logits.shape, outputs.hidden[0].shape
-    ((1, 5, 97), (1, 5, 32))
+    `dtype` is what it computes in, the embedding's own where None; norms' statistics,
+    softmax and logits are float32 in any case. `scan` runs the blocks as one loop over
+    their stacked weights where all are built alike: on a CPU unrolled blocks ran 1.8
+    times faster, on accelerators a scan saves compile time. Results and variables are
+    the same. Where positions are learned, a text longer than their table is an error;
+    `positions` stated to a compiled call are not looked at, and make NaN past it.
     """
 
     config: DecoderConfig
-    dtype: DTypeLike | None = None
+    dtype: Any = None
     scan: bool = False
     remat: Remat = "none"
 
     def setup(self) -> None:
-        """Declares the submodules; attribute names are the names in checkpoints."""
+        """Declares the parts under the names of the canonical tree."""
         c = self.config
         init = nn.initializers.normal(c.init_std)
         width = c.embed if c.embedding_width is None else c.embedding_width
@@ -80,7 +66,7 @@ class Decoder(nn.Module):
         train: bool = False,
         layers: Sequence[int] = (),
     ) -> Outputs:
-        """Returns logits, final hidden states, and the outputs of blocks `layers`."""
+        """Logits, the final hidden states, and the outputs of the blocks asked for."""
         final, hidden = self._trunk(inputs, train=train, layers=layers)
         return Outputs(logits=self.unembed(final), final=final, hidden=hidden)
 
@@ -91,36 +77,36 @@ class Decoder(nn.Module):
         train: bool = False,
         layers: Sequence[int] = (),
     ) -> Float[Array, "batch seq embed"]:
-        """Returns the final hidden states [batch, seq, embed], without logits."""
+        """The final hidden states alone."""
         return self._trunk(inputs, train=train, layers=layers)[0]
 
     def unembed(
         self, final: Float[Array, "batch seq embed"]
     ) -> Float[Array, "batch seq vocab"]:
-        """Returns the logits of final hidden states, float32."""
+        """Scores of every token of the vocabulary, float32."""
         c = self.config
         final = final if c.embedding_width is None else self.narrow(final)
         logits = self.head(final, self.embed() if c.head.tied else None)
-        # The logits are cut and not the table, whose rows stay evenly sharded.
+        # Cut from the logits and not from the table, whose rows stay split evenly.
         return logits[..., : c.vocab] if c.extra_rows else logits
 
     def _trunk(
         self, inputs: Mapping[str, Array], *, train: bool, layers: Sequence[int]
     ) -> tuple[Array, tuple[Array, ...]]:
-        indices = [self._block_index(i) for i in layers]
+        wanted = [self._block_index(i) for i in layers]
         context, positions = self._context(inputs)
-        x = self._embed(inputs["tokens"], positions)
+        x = self._embedded(inputs["tokens"], positions)
         x, outputs = self.layers(
             x,
             context,
             train=train,
-            outputs=sorted({i for i in indices if i < self.config.layers}),
+            wanted=sorted({i for i in wanted if i < self.config.layers}),
         )
         final = x if self.config.residual.norms == "sum" else self.norm(x)
         outputs[self.config.layers] = final
-        return final, tuple(outputs[i] for i in indices)
+        return final, tuple(outputs[i] for i in wanted)
 
-    def _embed(
+    def _embedded(
         self, tokens: Int[Array, "batch seq"], positions: Int[Array, "batch seq"]
     ) -> Float[Array, "batch seq embed"]:
         c, table = self.config.embedding, self.embed()
@@ -142,13 +128,11 @@ class Decoder(nn.Module):
     def _context(
         self, inputs: Mapping[str, Array]
     ) -> tuple[Context, Int[Array, "batch seq"]]:
-        """Returns masks and rotary tables of the blocks, and every token's position."""
+        """What the blocks share, cached or not, and the position of every token."""
         tokens = inputs["tokens"]
         seq = tokens.shape[1]
         if self.has_variable("cache", "length"):
-            mask, slot = self._extend_cache(inputs)
-            # Slots and not positions decide what is later: with left padding, or
-            # stated positions, a row's positions are not its slots in the cache.
+            mask, slot = self._cached(inputs)
             slots = slot + jnp.arange(seq)
             keys = jnp.arange(mask.shape[1])
             visible = (keys[None, :] <= slots[:, None])[None] & mask[:, None, :]
@@ -174,7 +158,7 @@ class Decoder(nn.Module):
         slots: Int[Array, " seq"],
         mask: Bool[Array, "batch keys"] | None,
     ) -> Int[Array, "batch seq"]:
-        """Returns every token's position: as given, or as counted within its row."""
+        """Where every token stands: as stated, or counted in the row it lies in."""
         c, tokens = self.config.embedding, inputs["tokens"]
         if "positions" in inputs:
             check_positions(c, inputs["positions"])
@@ -183,54 +167,46 @@ class Decoder(nn.Module):
             if not self.has_variable("cache", "length"):
                 check_length(c, tokens.shape[1])
             return jnp.broadcast_to(slots, tokens.shape)
-        # Padding itself has position -1, as in transformers.
+        # Padding itself counts as -1, as in transformers.
         real = mask.astype(jnp.int32)
         counts = jnp.cumsum(real, axis=1) * real - 1
         counts = jnp.take(counts, slots, axis=1)
         check_positions(c, counts)
         return counts
 
-    def _extend_cache(
-        self, inputs: Mapping[str, Array]
-    ) -> tuple[Bool[Array, "batch keys"], Int[Array, ""]]:
-        """Appends new tokens to the cache's mask.
+    def _cached(self, inputs: Mapping[str, Array]) -> tuple[Array, Array]:
+        """Takes the next slots of the cache; returns which are no padding, and where.
 
-        Returns:
-            The mask of all slots, true for tokens that are not padding, and the slot of
-            the first new token.
+        The first of the new tokens stands at the slot returned.
         """
         if "segment_ids" in inputs:
             raise ValueError("packed rows (segment_ids) cannot be read with a cache")
         tokens = inputs["tokens"]
         length = self.get_variable("cache", "length")
-        mask = self.get_variable("cache", "mask")
-        self._check_room(length, tokens.shape[1], mask.shape[1])
+        known = self.get_variable("cache", "mask")
+        self._check_room(length, tokens.shape[1], known.shape[1])
         new = inputs.get("mask")
         new = jnp.ones(tokens.shape, bool) if new is None else new.astype(bool)
-        # Slots have one length for all rows and a fixed number, so that every step of a
-        # generation has the shapes of one compiled program; free slots are masked.
-        mask = jax.lax.dynamic_update_slice(mask, new, (0, length))
-        self.put_variable("cache", "mask", mask)
+        known = jax.lax.dynamic_update_slice(known, new, (0, length))
+        self.put_variable("cache", "mask", known)
         self.put_variable("cache", "length", length + tokens.shape[1])
-        return mask, length
+        return known, length
 
     def _check_room(self, length: Int[Array, ""], new: int, slots: int) -> None:
-        """Raises ValueError for tokens without a slot, where the length is concrete."""
-        # Past the end dynamic_update_slice would overwrite the last slots. A compiled
-        # call has no length to check, but still fewer tokens than slots.
-        used = 0 if isinstance(length, Tracer) else int(length)
-        if used + new > slots:
+        """Refuses tokens that the cache has no slot for, where its length is known."""
+        taken = 0 if isinstance(length, Tracer) else int(length)
+        if taken + new > slots:
             raise ValueError(
-                f"a cache of {slots} tokens that holds {used} cannot take {new} more; "
+                f"a cache of {slots} tokens that holds {taken} cannot take {new} more; "
                 "make a longer one with empty_cache"
             )
 
     @nn.nowrap
-    def empty_cache(self, batch: int, length: int, dtype: DTypeLike) -> Variables:
-        """Returns a `cache` collection for `length` tokens of each of `batch` rows.
+    def empty_cache(self, batch: int, length: int, dtype: Any) -> dict[str, Any]:
+        """A `cache` collection with room for `length` tokens of `batch` rows.
 
         Raises:
-            ValueError: the table of learned positions has fewer rows than `length`.
+            ValueError: the table of learned positions is shorter.
         """
         check_length(self.config.embedding, length)
         c = self.config.attention
@@ -247,23 +223,16 @@ class Decoder(nn.Module):
 
     @nn.nowrap
     def banks(self) -> tuple[DecoderBank, ...]:
-        """Returns the scanned stacks; empty where blocks are unrolled."""
+        """The stacks that a scanned execution reads."""
         names = tuple(str(i) for i in range(self.config.layers))
         is_scanned = self.scan and self.config.is_uniform
         return (DecoderBank(("layers",), StackView(names)),) if is_scanned else ()
 
 
 def read_cached(
-    decoder: Decoder,
-    variables: Variables,
-    cache: Variables,
-    inputs: Mapping[str, Array],
-) -> tuple[Float[Array, "batch seq vocab"], Variables]:
-    """Runs the decoder on `inputs` after the cached tokens.
-
-    Returns:
-        Logits of the new tokens, and the cache with the new tokens appended.
-    """
+    decoder: Decoder, variables: Variables, cache: Any, inputs: Mapping[str, Array]
+) -> tuple[Float[Array, "batch seq vocab"], Any]:
+    """Reads `inputs` after all that `cache` has seen; returns logits and new cache."""
     outputs, updated = decoder.apply(
         {**variables, "cache": cache}, inputs, mutable=["cache"]
     )

@@ -1,4 +1,4 @@
-"""Dense feed-forward layer of a block, with or without a gate."""
+"""The dense feed-forward layer."""
 
 import flax.linen as nn
 from jaxtyping import Array, Float
@@ -9,7 +9,7 @@ from dew.nn.linear import Linear
 
 
 class FeedForward(nn.Module):
-    """Feed-forward layer: down(act(gate x) · up x), or down(act(up x)) without gate.
+    """down(act(gate x) · up x), or down(act(up x)) where the config has no gate.
 
     Shazeer, "GLU Variants Improve Transformer" (2020).
     """
@@ -22,7 +22,7 @@ class FeedForward(nn.Module):
     def __call__(
         self, x: Float[Array, "batch seq embed"]
     ) -> Float[Array, "batch seq embed"]:
-        """Returns the layer's output at every position, independent of the others."""
+        """Transforms each position by itself."""
 
         def linear(name: str, inputs: int, outputs: int) -> Linear:
             return Linear(

@@ -1,9 +1,9 @@
-"""Statistics of microbatches, their gradients, and how a window pools them.
+"""Gradient accumulation: statistics of microbatches and the pooled gradient.
 
 The gradient of a window is exactly that of one large batch. For a `Mean` or a scalar,
 the numerators' gradients are summed and divided by the pooled mass. Any other
 statistics are pooled first, and each microbatch's pullback is replayed under the pooled
-cotangent, with the key and the collections that it was first evaluated with.
+cotangent, with the key and the collections of its first evaluation.
 """
 
 from typing import Any, NamedTuple
@@ -14,12 +14,12 @@ from jaxtyping import Array
 
 from dew.objectives.base import Aux, Mean, Objective, Step
 from dew.state import TrainState, Window
-from dew.tree import flatten, merge, slashed, widen
+from dew.tree import array_text, flatten, merge, slashed, widen
 from dew.typing import Batch, Variables
 
 
 class Evaluated(NamedTuple):
-    """One microbatch evaluated: statistics, reports, and its gradient if it has one."""
+    """Statistics and reports of one microbatch, and its gradient if it has one."""
 
     stats: Any
     aux: Aux[Any]
@@ -32,13 +32,13 @@ def evaluate(
     batch: Batch,
     step: Step,
     *,
-    alone: bool,
+    whole_window: bool,
 ) -> Evaluated:
-    """Evaluates one microbatch.
+    """Evaluates the loss of one microbatch and its gradient by `params`.
 
     The gradient is that of the numerator for a `Mean` or a scalar, which becomes a
     `Mean` of unit mass. For other statistics it is that of the reduced value if the
-    microbatch is a window `alone`, and None if it must wait for the others.
+    microbatch is the `whole_window`, and None if the window has others.
     """
 
     def loss(params: Any) -> tuple[Any, Aux[Any]]:
@@ -52,15 +52,16 @@ def evaluate(
         return number, (Evaluated(stats, aux, None), active)
 
     params = variables["params"]
+    # The kind of the statistics must be known before the gradient's trace begins.
     shapes, _ = jax.eval_shape(loss, params)
-    if not alone and not _is_linear(objective, shapes):
+    if not whole_window and not _is_linear(objective, shapes):
         return Evaluated(*loss(params), None)
     gradient, (attempt, active) = jax.grad(value, has_aux=True)(params)
-    return attempt._replace(gradient=_supported(gradient, active))
+    return attempt._replace(gradient=_masked_gradient(gradient, active))
 
 
-def _supported(gradient: Any, active: Array) -> Any:
-    """The gradient in float32 or wider, and 0 where there is no support.
+def _masked_gradient(gradient: Any, active: Array) -> Any:
+    """Widens a gradient to float32 at least; 0 where there is no support.
 
     Without support a reduction of an objective's own may well be 0 / 0 inside.
     """
@@ -70,23 +71,26 @@ def _supported(gradient: Any, active: Array) -> Any:
 def pooled_gradient(
     objective: Objective[Any, Any], state: TrainState, window: Window
 ) -> Any:
-    """The gradient of the window's value by `params`, as of one large batch."""
+    """Returns the gradient of a window's value by `params`, as of one large batch."""
     if window.replay is not None:
-        return _replayed(objective, state, window)
+        return _replayed_gradient(objective, state, window)
     if _is_linear(objective, window.stats):
+        # value = sum of totals / sum of masses, and no mass depends on `params`: the
+        # gradient is the sum of the totals' gradients over the pooled mass.
         mass = jnp.where(window.stats.mass > 0, window.stats.mass, 1)
         return jax.tree.map(lambda g: g / mass.astype(g.dtype), window.gradient)
+    # A window of one microbatch: its gradient is already that of the reduced value.
     return window.gradient
 
 
-def replaced(
+def replace_collections(
     objective: Objective[Any, Any], variables: Variables, new: Variables | None
 ) -> Variables:
-    """The variables with whole collections replaced.
+    """Returns the variables with the collections in `new` replaced.
 
     Raises:
-        ValueError: a replacement holds `params`, a held or an unknown collection, or
-            another tree; all faults are named.
+        ValueError: `new` holds `params`, a held or an unknown collection, or one with
+            other leaves, shapes or dtypes; all faults are named.
     """
     if new is None:
         return variables
@@ -95,7 +99,9 @@ def replaced(
         if name == "params" or name in objective.held:
             faults.append(f"{name} is not a loss's to replace")
         elif name not in variables:
-            faults.append(f"{name} is no collection of this run: {sorted(variables)}")
+            faults.append(
+                f"{name} is not a collection of this run: {sorted(variables)}"
+            )
         else:
             faults += _differences(name, variables[name], new[name])
     if faults:
@@ -107,8 +113,10 @@ def replaced(
 
 
 def _differences(name: str, old: Variables, new: Variables) -> list[str]:
-    """What of a collection's replacement is not as the collection itself."""
-    before, after = ({p: _kind(x) for p, x in flatten(t).items()} for t in (old, new))
+    """Lists the leaves whose presence, shape or dtype a replacement would change."""
+    before, after = (
+        {p: array_text(x) for p, x in flatten(t).items()} for t in (old, new)
+    )
     faults = []
     for path in {**before, **after}:
         was, now = before.get(path, "absent"), after.get(path, "absent")
@@ -117,12 +125,8 @@ def _differences(name: str, old: Variables, new: Variables) -> list[str]:
     return faults
 
 
-def _kind(leaf: Any) -> str:
-    return f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
-
-
 def _as_mean(objective: Objective[Any, Any], stats: Any) -> Any:
-    """A plain scalar as a term of unit mass; anything else as it is."""
+    """Makes a plain scalar a `Mean` of unit mass; keeps other statistics."""
     if _has_own_reduction(objective):
         return stats
     if isinstance(stats, Mean):
@@ -136,23 +140,30 @@ def _has_own_reduction(objective: Objective[Any, Any]) -> bool:
 
 
 def _is_linear(objective: Objective[Any, Any], stats: Any) -> bool:
-    """Whether gradients of such statistics add up without a replay."""
+    """Whether the gradients of such statistics add up without a replay."""
     return isinstance(stats, Mean) and not _has_own_reduction(objective)
 
 
 def _numerator(stats: Mean) -> tuple[Array, Array]:
-    """The sum of a `Mean`, which has no gradient where there is no mass."""
+    """Returns the total of a `Mean`, without a gradient where there is no mass."""
     active = stats.mass > 0
     return jnp.where(active, stats.total, 0), active
 
 
-def _replayed(objective: Objective[Any, Any], state: TrainState, window: Window) -> Any:
-    """The sum of the pullbacks of all microbatches under the pooled cotangent."""
+def _replayed_gradient(
+    objective: Objective[Any, Any], state: TrainState, window: Window
+) -> Any:
+    """Sums the pullbacks of all microbatches under the pooled cotangent.
+
+    With pooled statistics S = sum of s_i and a value r(S), the chain rule gives the
+    gradient as the sum of r'(S) · ds_i/dparams: every pullback takes the same r'(S).
+    """
     reduce = jax.grad(objective.reduce_loss, has_aux=True, allow_int=True)
     cotangent, active = reduce(window.stats)
     params = state.variables["params"]
 
     def pull(total: Any, row: Any) -> tuple[Any, None]:
+        # Collections as they were on entry: a later microbatch may have replaced them.
         entry = {**state.variables, **row.collections}
         ema = None if state.ema is None else merge(entry, state.ema)
         step = Step(row.steps, row.keys, ema)
@@ -162,7 +173,7 @@ def _replayed(objective: Objective[Any, Any], state: TrainState, window: Window)
 
         _, pullback = jax.vjp(stats_of, params)
         (gradient,) = pullback(cotangent)
-        return jax.tree.map(jnp.add, total, _supported(gradient, active)), None
+        return jax.tree.map(jnp.add, total, _masked_gradient(gradient, active)), None
 
     start = jax.tree.map(lambda p: jnp.zeros_like(widen(p)), params)
     return jax.lax.scan(pull, start, window.replay)[0]

@@ -14,20 +14,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 from orbax.checkpoint import checkpoint_managers as managers
 
 from dew.objectives.base import Objective
 from dew.state import TrainState
-from dew.tree import flatten, slashed, unflatten
+from dew.tree import array_text, flatten, slashed, unflatten
 from dew.typing import Variables
 
 
 @dataclass(frozen=True, kw_only=True)
 class Keep:
-    """Which checkpoints stay: the `last` n, every `period` commits, and the best.
+    """Which checkpoints are kept: the `last` n, every `period` commits, and the best.
 
-    `best` names an evaluation's number, such as `validation/perplexity`; `higher` says
-    that more of it is better.
+    `best` names an evaluation metric, such as `validation/perplexity`, of which the
+    lowest value is best, or with `higher` the highest.
     """
 
     last: int = 1
@@ -40,8 +41,8 @@ class Keep:
             raise ValueError(f"Keep.last must be >= 1, got {self.last}")
 
 
-def _policy(keep: Keep) -> Any:
-    """The rules in orbax's words."""
+def _policy(keep: Keep) -> managers.AnyPreservationPolicy:
+    """Builds orbax's preservation policy of these rules."""
     policies: list[managers.PreservationPolicy] = [managers.LatestN(keep.last)]
     if keep.period is not None:
         policies.append(managers.EveryNSteps(keep.period))
@@ -59,7 +60,25 @@ def _policy(keep: Keep) -> Any:
 
 
 class Checkpoints:
-    """The checkpoints of one run, in one folder, named by commit."""
+    """The checkpoints of one run, in one folder, named by commit.
+
+    `every` is the period in commits at which a trainer saves.
+
+    >>> import jax, tempfile, dew
+    >>> from dew.objectives.causal_lm import CausalLM
+    >>> from dew.training import TrainStep, sgd
+    >>> objective = CausalLM(source=dew.load(FOLDER), seq_len=4)
+    >>> step = TrainStep(objective=objective, optimizer=sgd(0.1).transform)
+    >>> state = jax.jit(step.initial)(objective.initializer, jax.random.key(0))
+    >>> checkpoints = Checkpoints(tempfile.mkdtemp())
+    >>> checkpoints.save(state, objective, data={"row": 5})
+    0
+    >>> checkpoints.wait()
+    >>> state, position = checkpoints.restore(state, objective)
+    >>> checkpoints.steps(), position
+    ([0], {'row': 5})
+    >>> checkpoints.close()
+    """
 
     def __init__(
         self, folder: str | FilePath, *, every: int = 500, keep: Keep | None = None
@@ -81,15 +100,15 @@ class Checkpoints:
         self._held: dict[str, str] | None = None
 
     def latest(self) -> int | None:
-        """The commit of the newest complete checkpoint, None where there is none."""
+        """Returns the commit of the newest complete checkpoint, None without one."""
         return self._manager.latest_step()
 
     def steps(self) -> list[int]:
-        """The commits that have a complete checkpoint, oldest first."""
+        """Returns the commits that have a complete checkpoint, oldest first."""
         return sorted(self._manager.all_steps())
 
     def best(self) -> int | None:
-        """The commit that is best by `Keep.best`, None where there is none."""
+        """Returns the commit that is best by `Keep.best`, None without one."""
         return None if self.keep.best is None else self._manager.best_step()
 
     def save(
@@ -97,7 +116,7 @@ class Checkpoints:
         state: TrainState,
         objective: Objective[Any, Any],
         *,
-        data: Mapping[str, Any] | None,
+        data: Mapping[str, object] | None,
         metrics: Mapping[str, float] | None = None,
     ) -> int:
         """Starts writing a state and the data's position; returns its commit.
@@ -105,14 +124,16 @@ class Checkpoints:
         Arrays are copied before this returns, so the next step may donate them.
 
         Raises:
-            OSError: an earlier write failed, for want of space for example.
+            OSError: an earlier write failed, on a full disk for example.
         """
         step = int(state.commits)
         held = self._hashes(objective)
         moving = {
             name: leaf for name, leaf in _leaves(state).items() if name not in held
         }
-        meta = {"held": held, "leaves": {n: _kind(x) for n, x in moving.items()}}
+        # Shapes and hashes stand beside the arrays, so that a checkpoint of another run
+        # is refused by name before orbax reads, and reshapes or fails on, any of it.
+        meta = {"held": held, "leaves": {n: array_text(x) for n, x in moving.items()}}
         self.wait()
         self._manager.save(
             step,
@@ -138,13 +159,15 @@ class Checkpoints:
         `state` is a new run's: it gives the structure, and the held leaves.
 
         Raises:
-            ValueError: there is no such checkpoint, it is of another model, or the held
-                weights are not those it was trained over.
+            ValueError: there is no such checkpoint, it is of another model, or its run
+                was trained over other held weights.
         """
-        step = self._existing(step)
+        step = self._resolve_step(step)
         meta = self._meta(step)
         leaves = _leaves(state)
         self._check(meta, leaves, self._hashes(objective), step)
+        # With the new run's shardings each process reads its own part of an array,
+        # whatever mesh wrote it; held leaves are in no checkpoint and stay.
         target = {
             name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
             for name, x in leaves.items()
@@ -160,25 +183,28 @@ class Checkpoints:
         return restored, saved["data"]["position"]
 
     def variables(self, *, step: int | None = None, ema: bool = True) -> Variables:
-        """Returns the variables of a saved state, read without its optimizer.
+        """Returns the variables of a saved state, without reading its optimizer.
 
-        With `ema`, averaged leaves stand in place of live ones where the run kept an
-        average. Held leaves that were not written are not among them.
+        With `ema`, averaged leaves replace live ones where the run kept an average.
+        Held leaves are absent: they were not written.
 
         Raises:
             ValueError: there is no such checkpoint.
         """
-        step = self._existing(step)
-        kinds = self._meta(step)["leaves"]
-        heads = ("variables/", "ema/") if ema else ("variables/",)
+        step = self._resolve_step(step)
+        folder, handler = (
+            epath.Path(self.folder / str(step) / "state"),
+            ocp.PyTreeCheckpointHandler(),
+        )
+        prefixes = ("variables/", "ema/") if ema else ("variables/",)
         here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         target = {
-            name: _shape(kind, here)
-            for name, kind in kinds.items()
-            if name.startswith(heads)
+            name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here)
+            for name, leaf in handler.metadata(folder).tree.items()
+            if name.startswith(prefixes)
         }
-        saved = ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).restore(
-            self.folder / str(step) / "state",
+        saved = ocp.Checkpointer(handler).restore(
+            folder,
             args=ocp.args.PyTreeRestore(
                 item=target,
                 restore_args=ocp.checkpoint_utils.construct_restore_args(target),
@@ -193,10 +219,10 @@ class Checkpoints:
         return unflatten(leaves)
 
     def wait(self) -> None:
-        """Returns once everything is on disk.
+        """Blocks until every started checkpoint is on disk.
 
         Raises:
-            OSError: something could not be written, for want of space for example.
+            OSError: something could not be written, on a full disk for example.
         """
         try:
             self._manager.wait_until_finished()
@@ -208,11 +234,11 @@ class Checkpoints:
             ) from fault
 
     def close(self) -> None:
-        """Waits, and lets go of the folder."""
+        """Waits for pending writes and closes orbax's manager of the folder."""
         self._manager.close()
 
-    def _existing(self, step: int | None) -> int:
-        """The step asked for, or the newest one."""
+    def _resolve_step(self, step: int | None) -> int:
+        """Returns `step`, or the newest where None, if it has a checkpoint."""
         step = self.latest() if step is None else step
         if step is None or step not in self.steps():
             raise ValueError(
@@ -232,9 +258,11 @@ class Checkpoints:
         held: Mapping[str, str],
         step: int,
     ) -> None:
-        """Refuses a checkpoint that is not of this run's model and held weights."""
-        here = {name: _kind(x) for name, x in leaves.items() if name not in held}
-        faults = _mismatches(meta["leaves"], here, "saved", "in this run")
+        """Raises where the checkpoint is of another model or other held weights."""
+        current = {
+            name: array_text(x) for name, x in leaves.items() if name not in held
+        }
+        faults = _mismatches(meta["leaves"], current, "saved", "in this run")
         faults += _mismatches(meta["held"], dict(held), "then held", "now held")
         if faults:
             more = f" … and {len(faults) - 8} more" if len(faults) > 8 else ""
@@ -244,14 +272,14 @@ class Checkpoints:
             )
 
     def _hashes(self, objective: Objective[Any, Any]) -> dict[str, str]:
-        """Content hashes of the leaves that the objective holds and supplies."""
+        """Returns the content hashes of the leaves that the objective supplies."""
         if self._held is None:
             self._held = held_hashes(objective)
         return self._held
 
 
 def held_hashes(objective: Objective[Any, Any]) -> dict[str, str]:
-    """SHA-256 of each leaf that comes from `held_variables` and never moves.
+    """Returns the SHA-256 of each leaf of `held_variables` that never changes.
 
     Keys are the leaves' names in a checkpoint. The leaf is hashed as the run uses it:
     after `init`, which may have cast or moved it.
@@ -259,28 +287,29 @@ def held_hashes(objective: Objective[Any, Any]) -> dict[str, str]:
     supplied = objective.held_variables()
     if supplied is None:
         return {}
-    given = set(flatten(supplied))
+    supplied_paths = set(flatten(supplied))
     shapes = jax.eval_shape(objective.initializer, jax.random.key(0))
-    fixed = [
+    # Leaves supplied under `params` may be held in a collection of their own.
+    frozen = [
         path
         for path in flatten(shapes)
-        if path[0] in objective.held and given & {path, ("params", *path[1:])}
+        if path[0] in objective.held and supplied_paths & {path, ("params", *path[1:])}
     ]
-    if not fixed:
+    if not frozen:
         return {}
-    whole = flatten(objective.init(jax.random.key(0), supplied))
-    return {f"variables/{slashed(path)}": _sha256(whole[path]) for path in fixed}
+    leaves = flatten(objective.init(jax.random.key(0), supplied))
+    return {f"variables/{slashed(path)}": _sha256(leaves[path]) for path in frozen}
 
 
 def _sha256(leaf: Any) -> str:
     array = np.ascontiguousarray(np.asarray(leaf))
-    digest = hashlib.sha256(_kind(array).encode())
+    digest = hashlib.sha256(array_text(array).encode())
     digest.update(array.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 
 def _leaves(state: TrainState) -> dict[str, Any]:
-    """Every array of a state by name; keys as the numbers they are made of."""
+    """Returns every array of a state by name, random keys as their raw numbers."""
     flat, _ = jax.tree_util.tree_flatten_with_path(state)
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): _plain(leaf)
@@ -289,11 +318,11 @@ def _leaves(state: TrainState) -> dict[str, Any]:
 
 
 def _with_leaves(state: TrainState, leaves: Mapping[str, Any]) -> TrainState:
-    def put(path: Any, old: Any) -> Any:
+    def replace_leaf(path: Any, old: Any) -> Any:
         new = leaves[jax.tree_util.keystr(path, simple=True, separator="/")]
         return jax.random.wrap_key_data(new) if _is_key(old) else new
 
-    return jax.tree_util.tree_map_with_path(put, state)
+    return jax.tree_util.tree_map_with_path(replace_leaf, state)
 
 
 def _is_key(leaf: Any) -> bool:
@@ -302,17 +331,6 @@ def _is_key(leaf: Any) -> bool:
 
 def _plain(leaf: Any) -> Any:
     return jax.random.key_data(leaf) if _is_key(leaf) else leaf
-
-
-def _kind(leaf: Any) -> str:
-    return f"{np.dtype(leaf.dtype).name}{list(leaf.shape)}"
-
-
-def _shape(kind: str, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
-    """Reads what `_kind` wrote."""
-    dtype, _, sizes = kind.removesuffix("]").partition("[")
-    shape = tuple(int(size) for size in sizes.split(",") if size)
-    return jax.ShapeDtypeStruct(shape, np.dtype(dtype), sharding=sharding)
 
 
 def _mismatches(

@@ -11,7 +11,9 @@ from dew.tree import flatten, select, unflatten
 from dew.typing import Path, Variables
 
 
-def initial_average(objective: Objective[Any, Any], variables: Variables) -> Any:
+def initial_average(
+    objective: Objective[Any, Any], variables: Variables
+) -> Variables | None:
     """Selects the leaves to average, at their initial values; None without an EMA.
 
     Leaves of held collections never move, so their average would be a second copy: they
@@ -21,15 +23,15 @@ def initial_average(objective: Objective[Any, Any], variables: Variables) -> Any
     if spec is None:
         return None
 
-    def keep(path: Path) -> bool:
+    def is_averaged(path: Path) -> bool:
         return path[0] not in objective.held and spec.select(path)
 
-    return select(variables, keep)
+    return select(variables, is_averaged)
 
 
 def next_average(
     objective: Objective[Any, Any], state: TrainState, variables: Variables
-) -> Any:
+) -> Variables | None:
     """Moves the average of a state one commit towards new variables.
 
     Integer leaves are copied from the new variables. None where the run has no EMA.
@@ -39,11 +41,11 @@ def next_average(
     decay = objective.ema.decay(state.commits)
     live = flatten(variables)
 
-    def follow(old: Array, new: Array) -> Array:
+    def moved_average(old: Array, new: Array) -> Array:
         if not jnp.issubdtype(old.dtype, jnp.inexact):
             return new
         rate = jnp.asarray(decay, old.dtype)
         return rate * old + (1 - rate) * new
 
     leaves = flatten(state.ema).items()
-    return unflatten({path: follow(old, live[path]) for path, old in leaves})
+    return unflatten({path: moved_average(old, live[path]) for path, old in leaves})

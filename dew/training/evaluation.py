@@ -1,4 +1,4 @@
-"""Validation passes: every batch scored, every metric over the whole set."""
+"""Validation passes, which score a whole set and reduce its metrics exactly."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ PREVIEW = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """One named validation set: how to read it from its start, and what to measure."""
+    """A validation set, opened anew for each pass, and its metrics by name."""
 
     batches: Callable[[], Iterable[Batch]]
     metrics: Mapping[str, Metric[Any]]
@@ -34,12 +34,13 @@ def run_evaluation(
     step: int = 0,
     ema: Variables | None = None,
     mesh: Mesh | None = None,
-    preview: Callable[[Any], None] | None = None,
+    preview: Callable[[object], None] | None = None,
 ) -> dict[str, float]:
-    """Scores a whole set and returns each metric's number.
+    """Scores a whole validation set and returns the value of each metric.
 
-    Every process takes part and gets the same answer; each batch has its own key.
-    `preview` is told what the objective shows of the first batch, with a key apart.
+    Every process takes part and gets the same result; each batch has its own key.
+    `preview` is called with the objective's preview of the first batch, made with a
+    key of its own.
 
     Raises:
         TypeError: a metric reads another artifact than the objective's.
@@ -52,15 +53,14 @@ def run_evaluation(
         now = Step(jax.numpy.int32(step), jax.random.fold_in(key, i), ema)
         scored = objective.evaluate(variables, placed, now)
         if i == 0 and preview is not None:
-            apart = replace(now, key=jax.random.fold_in(key, PREVIEW))
-            preview(objective.preview(variables, placed, apart, scored=scored))
+            preview_step = replace(now, key=jax.random.fold_in(key, PREVIEW))
+            preview(objective.preview(variables, placed, preview_step, scored=scored))
         artifact = _on_host(scored)
         for name, metric in evaluation.metrics.items():
             contribution = metric(artifact)
-            known = name in accumulated
-            accumulated[name] = (
-                metric.merge(accumulated[name], contribution) if known else contribution
-            )
+            if name in accumulated:
+                contribution = metric.merge(accumulated[name], contribution)
+            accumulated[name] = contribution
     if not accumulated:
         raise ValueError("the validation set is empty: it yielded no batch")
     return {
@@ -85,7 +85,7 @@ def _check(objective: Objective[Any, Any], evaluation: Evaluation) -> None:
 
 
 def _on_host(artifact: Any) -> Any:
-    """The artifact's arrays for every global row, as numpy."""
+    """Gathers an artifact's arrays over all global rows, as numpy."""
     if jax.process_count() > 1:
         return multihost_utils.process_allgather(artifact, tiled=True)
     return jax.device_get(artifact)

@@ -1,4 +1,4 @@
-"""The data as a training step reads it."""
+"""Batches for the training step: checked, stripped to arrays, placed on devices."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -9,24 +9,29 @@ from jax.sharding import Mesh
 
 from dew.training.logs import TrainingError
 from dew.training.sharding import place_batch
+from dew.tree import array_text
 from dew.typing import Batch
 
 
 @runtime_checkable
 class Resumable(Protocol):
-    """Data whose position can be read, as JSON, and restored."""
+    """Data whose position can be read, as JSON values, and restored."""
 
-    def get_state(self) -> dict[str, Any]:
-        """The position."""
+    def get_state(self) -> dict[str, object]:
+        """Returns the position after the last batch."""
         ...
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Goes to a position."""
+    def set_state(self, state: dict[str, object]) -> None:
+        """Moves to a position that `get_state` returned."""
         ...
 
 
 class Feed:
-    """The data as the step reads it: arrays only, always of the same shapes."""
+    """Batches of arrays on their devices, all of the first one's shapes and dtypes.
+
+    Values other than arrays, such as paths, are left out. `needed` names the arrays
+    that every batch must hold.
+    """
 
     def __init__(
         self, data: Iterator[Batch], mesh: Mesh | None, needed: set[str]
@@ -39,7 +44,7 @@ class Feed:
         self.ended = False
 
     def peek(self) -> Batch:
-        """The first batch, which `take` gives next."""
+        """Returns the first batch, which the next `take` returns again."""
         if self._first is None:
             self._first = self.take()
         if self._first is None:
@@ -47,7 +52,7 @@ class Feed:
         return self._first
 
     def take(self) -> Batch | None:
-        """The next batch on its devices, None once there is none."""
+        """Returns the next batch on its devices, None after the last."""
         if self._first is not None:
             first, self._first = self._first, None
             return first
@@ -65,32 +70,35 @@ class Feed:
         return {name: jax.numpy.asarray(array) for name, array in arrays.items()}
 
     def check_resumable(self) -> None:
-        """Refuses data without a position where the run is to be resumable."""
+        """Raises a TypeError where the data's position cannot be saved."""
         if not isinstance(self._data, Resumable):
             raise TypeError(
                 f"checkpoints need data with get_state() and set_state(), which "
                 f"{type(self._data).__name__} lacks"
             )
 
-    def position(self) -> dict[str, Any] | None:
-        """Where the data stands, for a checkpoint."""
+    def position(self) -> dict[str, object] | None:
+        """Returns the data's position for a checkpoint, None where it has none."""
         return self._data.get_state() if isinstance(self._data, Resumable) else None
 
-    def go_to(self, position: dict[str, Any]) -> None:
-        """Goes to a saved position; a batch already looked at is given back."""
+    def go_to(self, position: dict[str, object]) -> None:
+        """Moves the data to a saved position and drops a batch that was peeked at."""
+        # The peeked batch sized the new run's window; it is not part of this position.
         if isinstance(self._data, Resumable):
             self._data.set_state(position)
         self._first = None
         self.ended = False
 
     def _check(self, arrays: Mapping[str, Any]) -> None:
-        lacking = sorted(self._needed - set(arrays))
-        if lacking:
+        missing = sorted(self._needed - set(arrays))
+        if missing:
             raise ValueError(
-                f"the batch lacks {', '.join(lacking)}, which the objective reads; it "
+                f"the batch lacks {', '.join(missing)}, which the objective reads; it "
                 f"has {', '.join(sorted(arrays)) or 'no array'}"
             )
-        now = {name: f"{a.dtype}{list(a.shape)}" for name, a in arrays.items()}
+        now = {name: array_text(a) for name, a in arrays.items()}
+        # Checked here, not left to JIT: another shape would compile the step again, in
+        # silence, for every batch that has it.
         first = self._spec = self._spec or now
         faults = [
             f"{name} was {first.get(name, 'absent')}, is {now.get(name, 'absent')}"

@@ -1,4 +1,8 @@
-"""Reading back what dispatched steps came to, only when somebody asks."""
+"""Step reports, kept on the devices and read only when a log is due.
+
+Reading waits for the device, so a read after every step would leave it idle between
+steps.
+"""
 
 import time
 from collections.abc import Mapping
@@ -10,15 +14,16 @@ import numpy as np
 
 from dew.training.step import Report
 from dew.tree import flatten, slashed
+from dew.typing import Variables
 
 
 class TrainingError(RuntimeError):
-    """A run that cannot go on; the message says where it stands and what to do."""
+    """A run that cannot go on; the message names the commit and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
-    """One optimizer update: its number, counted from 1, and what was measured."""
+    """One optimizer update: its number, counted from 1, and its measurements."""
 
     step: int
     loss: float
@@ -29,11 +34,11 @@ class Commit:
 
 @dataclass(frozen=True, kw_only=True)
 class Log:
-    """The commits since the last log, and the interval in numbers.
+    """The commits since the last log, and metrics over that interval.
 
-    `metrics` are averages over the interval: loss and the objective's metrics by mass,
-    beside `grad_norm` of the last commit, `learning_rate`, `tokens_per_second`, and the
-    counts of `rejected` microbatches and `dropped` windows where there were any.
+    `metrics` holds loss and the objective's metrics, averaged by mass, `grad_norm` of
+    the last commit, `learning_rate`, `tokens_per_second`, and the counts of `rejected`
+    microbatches and `dropped` windows if there were any.
     """
 
     step: int
@@ -48,7 +53,11 @@ MAX_EMPTY = 100
 
 
 class RunLog:
-    """Keeps the reports of dispatched steps until they are read."""
+    """Buffers the reports of dispatched steps on device and reads them at log time.
+
+    `read` raises where `max_rejections` attempts or `MAX_EMPTY` windows in a row did
+    not update the weights.
+    """
 
     def __init__(self, max_rejections: int) -> None:
         self._max_rejections = max_rejections
@@ -61,15 +70,18 @@ class RunLog:
         self._since = time.perf_counter()
 
     def add(self, report: Report, tokens: int) -> None:
-        """Takes one dispatched step's report without waiting for it."""
+        """Buffers one dispatched step's report without waiting for its values."""
         self._pending.append(report)
         self._tokens += tokens
 
-    def read(self, commits: int, params: Any) -> None:
-        """Waits for all pending reports; `commits` were made before them.
+    def read(self, commits: int, params: Variables) -> None:
+        """Waits for all pending reports; `commits` is the count before them.
+
+        `params` gives the names of the leaves whose gradients are not finite.
 
         Raises:
-            TrainingError: too many microbatches or windows in a row came to nothing.
+            TrainingError: too many microbatches or windows in a row were rejected or
+                dropped, or had no support.
         """
         pending, self._pending = self._pending, []
         for report in jax.device_get(pending):
@@ -87,10 +99,10 @@ class RunLog:
                     f"{report.mass}. Are all targets masked?"
                 )
             if max(report.rejected, report.dropped) >= self._max_rejections:
-                raise TrainingError(self._halted(commits, report, params))
+                raise TrainingError(self._stop_reason(commits, report, params))
 
     def close(self, learning_rate: float | None) -> Log:
-        """Sums up the interval and starts a new one."""
+        """Returns the log of this interval and starts the next one."""
         now = time.perf_counter()
         commits, seconds, tokens = tuple(self._commits), now - self._since, self._tokens
         metrics = _averages(commits)
@@ -110,11 +122,15 @@ class RunLog:
         )
 
     def skip(self, seconds: float) -> None:
-        """Leaves out time that was not spent on steps, an evaluation's for example."""
+        """Excludes time that was not spent on steps, such as an evaluation's."""
         self._since += seconds
 
-    def _halted(self, commits: int, report: Report, params: Any) -> str:
-        """Names the step and what was wrong with the last attempt."""
+    def restart(self) -> None:
+        """Starts the clock of the first interval, after all that precedes the loop."""
+        self._since = time.perf_counter()
+
+    def _stop_reason(self, commits: int, report: Report, params: Variables) -> str:
+        """Writes the commit, the count, and what was not finite in the last attempt."""
         where = f"after commit {commits}"
         if report.dropped >= self._max_rejections:
             why = (
@@ -125,10 +141,10 @@ class RunLog:
                 f"stopped {where}: {report.dropped} windows in a row could not be "
                 f"committed; of the last, {why}. Are all targets masked?"
             )
-        named = ", ".join(_not_finite(report.finite, params)) or "nothing"
+        names = ", ".join(_not_finite(report.finite, params)) or "nothing"
         return (
             f"stopped {where}: {report.rejected} microbatches in a row were rejected; "
-            f"in the last, not finite: {named}. The weights are as that commit left "
+            f"in the last, not finite: {names}. The weights are as that commit left "
             "them; lower the learning rate, or look at the data"
         )
 
@@ -144,19 +160,22 @@ def _commit(step: int, report: Report) -> Commit:
 
 
 def _averages(commits: tuple[Commit, ...]) -> dict[str, float]:
-    """Loss and metrics by mass over the interval, and the last gradient norm."""
+    """Averages loss and metrics by mass, and takes the last gradient norm."""
     weights = np.array([c.mass for c in commits])
     metrics = {"loss": float(np.average([c.loss for c in commits], weights=weights))}
     for name in commits[-1].metrics:
         values = np.array([c.metrics[name] for c in commits])
-        known = np.isfinite(values)
-        if known.any():
-            metrics[name] = float(np.average(values[known], weights=weights[known]))
+        # NaN marks a window in which nothing was measured.
+        measured = np.isfinite(values)
+        if measured.any():
+            metrics[name] = float(
+                np.average(values[measured], weights=weights[measured])
+            )
     return {**metrics, "grad_norm": commits[-1].grad_norm}
 
 
-def _not_finite(finite: Mapping[str, Any], params: Any) -> list[str]:
-    """Names of the leaves whose flag is down."""
+def _not_finite(finite: Mapping[str, Any], params: Variables) -> list[str]:
+    """Returns the names of the leaves whose flag is false."""
     names = []
     for part in ("statistics", "metrics", "variables", "effects"):
         for path, flag in jax.tree_util.tree_flatten_with_path(finite[part])[0]:

@@ -1,11 +1,12 @@
-"""How parameters move: clipped gradients, an update rule, weight decay, a schedule.
+"""Optimizers: gradient clipping, an update rule, weight decay and a schedule.
 
-Every optimizer here is the same chain with another rule in its middle:
+Every optimizer here is one chain, which differs only in its update rule:
 
     clip by global norm → rule → + decay · weight → · learning rate → · leaf's factor
 
-It sees `{"params": …}` alone, so that path filters read full paths as everywhere in
-dew, `("params", "layers", "0", "attn", "q", "weight")`, and is called once per commit.
+It takes trees of `{"params": …}` only, so that path filters get full paths as
+everywhere in dew, `("params", "layers", "0", "attn", "q", "weight")`, and is called
+once per commit.
 """
 
 import re
@@ -32,34 +33,34 @@ HEADS = ("head", "lm_head", "embed_out", "score", "classifier")
 
 
 def is_decayed(path: Path) -> bool:
-    """Accepts what weight decay is meant for: all but biases and norms, by name.
+    """Accepts the leaves that weight decay applies to: all but biases and norms.
 
     A leaf is left out where its own name or its module's has `bias` or `norm` in it
     (`input_layernorm/weight`, `LayerNorm/bias`, `attn_norm/weight`, T5's
     `relative_attention_bias/weight`) or is `ln`, `bn`, `gn` with or without a suffix
-    (`ln_1`, `bn2`). Embeddings are decayed, as transformers' Trainer does. A norm whose
-    name does not say so, such as `downsample/1`, needs a filter of your own.
+    (`ln_1`, `bn2`). Embeddings are decayed, as transformers' Trainer does. A norm with
+    another name, such as `downsample/1`, needs a filter of your own.
     """
     return not any(_is_norm_or_bias(name) for name in path[-2:])
 
 
 def is_embedding(path: Path) -> bool:
-    """Accepts tables of tokens, positions and types, by the name of their module.
+    """Accepts embedding tables (tokens, positions, types) by their module's name.
 
-    That is `wte`, `wpe`, T5's `shared` or one with `embed` in it, but for patches and
-    for GPT-NeoX's head, `embed_out`. A norm beside the tables is none of them
-    (`embeddings/LayerNorm/weight`). A tied head is the same leaf as its table.
+    That is `wte`, `wpe`, T5's `shared` or one with `embed` in it, except patch
+    embeddings and GPT-NeoX's head, `embed_out`. A norm beside the tables
+    (`embeddings/LayerNorm/weight`) is not accepted. A tied head is the table's own
+    leaf.
     """
     return len(path) > 1 and TABLES.fullmatch(path[-2].lower()) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """An optax transformation with the learning rate that it follows.
+    """An optax transformation and the learning-rate schedule it was built with.
 
-    `transform` takes variables trees that hold `params` alone. Any optax chain will do,
-    with the schedule it was built on beside it: `schedule(commits)` is the rate of the
-    next commit, which is what gets logged.
+    `transform` takes variables trees with `params` only, and may be any optax chain.
+    `schedule(commits)` is the learning rate of the next commit, for logs.
     """
 
     transform: optax.GradientTransformationExtraArgs
@@ -71,7 +72,7 @@ class Optimizer:
 
 
 class Builder(Protocol):
-    """What the optimizers of the command line share."""
+    """The signature that the optimizers of the command line share."""
 
     def __call__(
         self,
@@ -82,7 +83,7 @@ class Builder(Protocol):
         decay: PathFilter = ...,
         factors: Factors = ...,
     ) -> Optimizer:
-        """Builds the optimizer."""
+        """Builds the optimizer; see `adamw` for the arguments."""
         ...
 
 
@@ -97,18 +98,36 @@ def adamw(
     decay: PathFilter = is_decayed,
     factors: Factors = (),
 ) -> Optimizer:
-    """Builds AdamW as torch computes it, with `clip_grad_norm_` before it.
+    """Builds AdamW as torch computes it, after torch's `clip_grad_norm_`.
 
     Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (2019).
 
-    `learning_rate` is a number or a function of the commits made so far, and
-    multiplies `weight_decay` too, as in torch. `clip_norm` is the largest global norm
-    that gradients keep; None clips nothing. `decay` says which leaves decay. `factors`
-    are multiples of the learning rate by filter, as in `((is_embedding, 0.1),)`; a
-    leaf's decay is multiplied too, as in a parameter group of torch.
+    Args:
+        learning_rate: a number, or a function of the commits made so far; multiplies
+            `weight_decay` too, as in torch.
+        b1: decay of the first moment.
+        b2: decay of the second moment.
+        eps: added to the root of the second moment.
+        weight_decay: decoupled, of the leaves that `decay` accepts.
+        clip_norm: the largest global norm of the gradients; None clips nothing.
+        decay: the filter of the leaves that decay.
+        factors: multiples of the learning rate by filter, as in
+            `((is_embedding, 0.1),)`; a leaf's decay is multiplied too, as in a
+            parameter group of torch.
+
+    Raises:
+        ValueError: `weight_decay` or `clip_norm` is out of range.
+
+    >>> import jax.numpy as jnp
+    >>> optimizer = adamw(0.1)
+    >>> params = {"params": {"head": {"weight": jnp.ones((2, 2))}}}
+    >>> state = optimizer.transform.init(params)
+    >>> updates, state = optimizer.transform.update(params, state, params)
+    >>> round(float(updates["params"]["head"]["weight"][0, 0]), 4)
+    -0.1
     """
     rule = optax.scale_by_adam(b1, b2, eps)
-    return _chained(rule, learning_rate, weight_decay, clip_norm, decay, factors)
+    return _build(rule, learning_rate, weight_decay, clip_norm, decay, factors)
 
 
 def lion(
@@ -121,13 +140,13 @@ def lion(
     decay: PathFilter = is_decayed,
     factors: Factors = (),
 ) -> Optimizer:
-    """Builds Lion, which wants a rate some 3 to 10 times smaller than AdamW's.
+    """Builds Lion, which needs a learning rate some 3 to 10 times below AdamW's.
 
     Chen et al., "Symbolic Discovery of Optimization Algorithms" (2023). Arguments are
     those of `adamw`.
     """
     rule = optax.scale_by_lion(b1, b2)
-    return _chained(rule, learning_rate, weight_decay, clip_norm, decay, factors)
+    return _build(rule, learning_rate, weight_decay, clip_norm, decay, factors)
 
 
 def sgd(
@@ -144,7 +163,7 @@ def sgd(
     Arguments are those of `adamw`.
     """
     rule = optax.trace(momentum) if momentum else optax.identity()
-    return _chained(rule, learning_rate, weight_decay, clip_norm, decay, factors)
+    return _build(rule, learning_rate, weight_decay, clip_norm, decay, factors)
 
 
 def adafactor(
@@ -156,7 +175,7 @@ def adafactor(
     decay: PathFilter = is_decayed,
     factors: Factors = (),
 ) -> Optimizer:
-    """Builds Adafactor with a given rate: second moments as rows and columns.
+    """Builds Adafactor with a given learning rate and factored second moments.
 
     Leaves with two axes of `factored_from` or more are factored. There is no momentum.
     Shazeer and Stern, "Adafactor" (2018), algorithm 4 without `max(eps, rms(x))`.
@@ -166,7 +185,7 @@ def adafactor(
         optax.scale_by_factored_rms(min_dim_size_to_factor=factored_from),
         optax.clip_by_block_rms(1.0),
     )
-    return _chained(rule, learning_rate, weight_decay, clip_norm, decay, factors)
+    return _build(rule, learning_rate, weight_decay, clip_norm, decay, factors)
 
 
 def muon(
@@ -183,12 +202,21 @@ def muon(
 ) -> Optimizer:
     """Builds Muon for the matrices between embedding and head, Adam for the rest.
 
-    Both with Nesterov momentum. Stacks of experts are among the rest. Updates are
-    scaled to an rms near 0.2, so that both parts take AdamW's learning rate: Liu et
-    al., "Muon is Scalable for LLM Training" (2025), equation 4. Arguments are those of
+    Both have Nesterov momentum. Stacks of experts are updated by Adam. Updates are
+    scaled to an rms near 0.2, so that both parts use AdamW's learning rate: Liu et al.,
+    "Muon is Scalable for LLM Training" (2025), equation 4. Arguments are those of
     `adamw`; `b1` and `b2` are Adam's.
+
+    >>> import jax.numpy as jnp
+    >>> leaves = {"q": {"weight": jnp.eye(2)}, "norm": {"bias": jnp.ones(2)}}
+    >>> params = {"params": leaves}
+    >>> optimizer = muon(0.1)
+    >>> state = optimizer.transform.init(params)
+    >>> updates, state = optimizer.transform.update(params, state, params)
+    >>> print(jnp.round(updates["params"]["norm"]["bias"], 3))
+    [-0.147 -0.147]
     """
-    # A rate of -1 and no decay leave the bare direction, which the chain goes on with.
+    # A rate of -1 and no decay leave the bare direction, which the chain then scales.
     rule = contrib.muon(
         -1.0,
         beta=momentum,
@@ -198,7 +226,7 @@ def muon(
         muon_weight_dimension_numbers=partial(_by_path, _matrix),
         consistent_rms=0.2,
     )
-    return _chained(rule, learning_rate, weight_decay, clip_norm, decay, factors)
+    return _build(rule, learning_rate, weight_decay, clip_norm, decay, factors)
 
 
 OPTIMIZERS: Mapping[str, Builder] = {
@@ -213,14 +241,14 @@ OPTIMIZERS: Mapping[str, Builder] = {
 
 def global_norm(tree: Variables) -> Float[Array, ""]:
     """Returns the Euclidean norm over all leaves, summed in float32 or wider."""
-    leaves = [_wide(leaf) for leaf in jax.tree.leaves(tree)]
+    leaves = [_widened(leaf) for leaf in jax.tree.leaves(tree)]
     return jnp.sqrt(sum((jnp.sum(jnp.square(leaf)) for leaf in leaves), jnp.zeros(())))
 
 
 def clip_by_norm(limit: float) -> optax.GradientTransformation:
-    """Scales gradients down to a global norm of `limit`, as torch does it.
+    """Builds a transformation that clips gradients by global norm, as torch does.
 
-    That is by `limit / (norm + 1e-6)`, which optax's own clipping lacks.
+    The scale is `limit / (norm + 1e-6)`; optax's own clipping lacks the 1e-6.
     """
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
@@ -230,7 +258,7 @@ def clip_by_norm(limit: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(optax.init_empty_state, update)
 
 
-def _chained(
+def _build(
     rule: optax.GradientTransformation,
     learning_rate: float | optax.Schedule,
     weight_decay: float,
@@ -238,15 +266,16 @@ def _chained(
     decay: PathFilter,
     factors: Factors,
 ) -> Optimizer:
-    """Puts a rule into the chain that the module's docstring draws."""
+    """Builds the chain of the module's docstring around an update rule."""
     if clip_norm is not None and not clip_norm > 0:
         raise ValueError(
             f"clip_norm must be > 0, or None for no limit; got {clip_norm}"
         )
     if not weight_decay >= 0:
         raise ValueError(f"weight_decay must be at least 0, got {weight_decay}")
-    given = learning_rate
-    schedule = given if callable(given) else optax.constant_schedule(given)
+    schedule = learning_rate
+    if not callable(schedule):
+        schedule = optax.constant_schedule(schedule)
     mask = partial(_by_path, lambda path, leaf: decay(path))
     steps = [
         rule,
@@ -262,20 +291,20 @@ def _chained(
 def _in_float32(
     inner: optax.GradientTransformationExtraArgs,
 ) -> optax.GradientTransformationExtraArgs:
-    """Keeps moments and arithmetic in float32 or wider whatever the params' dtype.
+    """Runs a transformation in float32 or wider, whatever the params' dtype.
 
-    Updates come back in the params' dtype.
+    Updates are returned in the params' dtype.
     """
     # optax raises a float to an integer power, which strict promotion refuses.
     standard = partial(jax.numpy_dtype_promotion, "standard")
 
     def init(params: Any) -> Any:
-        return inner.init(jax.tree.map(_wide, params))
+        return inner.init(jax.tree.map(_widened, params))
 
     def update(
         updates: Any, state: Any, params: Any = None, **extra: Any
     ) -> tuple[Any, Any]:
-        wide_updates, wide_params = jax.tree.map(_wide, (updates, params))
+        wide_updates, wide_params = jax.tree.map(_widened, (updates, params))
         with standard():
             updates, state = inner.update(wide_updates, state, wide_params, **extra)
         return jax.tree.map(lambda u, p: u.astype(p.dtype), updates, params), state
@@ -284,7 +313,7 @@ def _in_float32(
 
 
 def _scale_leaves(factors: Factors) -> optax.GradientTransformation:
-    """Multiplies each leaf's update by its factor; a filter must find a leaf."""
+    """Multiplies each leaf's update by its factor; each filter must accept a leaf."""
 
     def factor(path: Path, leaf: Any) -> float:
         return next((times for accepts, times in factors if accepts(path)), 1.0)
@@ -309,7 +338,7 @@ def _scale_leaves(factors: Factors) -> optax.GradientTransformation:
 
 
 def _by_path(function: Callable[[Path, Any], Any], params: Any) -> Any:
-    """Maps leaves with their full paths, in the containers they came in."""
+    """Maps `function(path, leaf)` over a tree, keeping its containers."""
 
     def call(keys: Any, leaf: Any) -> Any:
         return function(tuple(key.key for key in keys), leaf)
@@ -324,11 +353,11 @@ def _is_norm_or_bias(name: str) -> bool:
 
 
 def _matrix(path: Path, leaf: Any) -> contrib.MuonDimensionNumbers | None:
-    """Says how Muon reads a leaf as one matrix; None where it is none of Muon's.
+    """Returns the matrix axes of a leaf that Muon updates, None for Adam's leaves.
 
-    Weights have their outputs first; those of attention keep the heads' axis apart.
+    Weights have their outputs first; those of attention have a separate heads axis.
     """
-    # A bias of attention has two axes too.
+    # `is_decayed` too: a bias of attention has two axes, as a matrix has.
     if is_embedding(path) or path[-2] in HEADS or not is_decayed(path):
         return None
     if leaf.ndim == 2:
@@ -340,5 +369,5 @@ def _matrix(path: Path, leaf: Any) -> contrib.MuonDimensionNumbers | None:
     return None
 
 
-def _wide(leaf: Any) -> Any:
+def _widened(leaf: Any) -> Any:
     return leaf.astype(jnp.float32) if jnp.finfo(leaf.dtype).bits < 32 else leaf

@@ -1,4 +1,4 @@
-"""What a run shows while it trains, and how it is timed.
+"""A progress bar for a training run, with its current metrics.
 
 meter = Meter(flops=flops_per_token(…), peak=peak_flops(jax.devices()))
 with Progress(steps, done=state.commits) as progress:
@@ -23,15 +23,14 @@ SHOWN: Mapping[str, str] = {
     "grad_norm": "grad norm {:.3g}",
     "mfu": "MFU {:.1%}",
 }
-"""The metrics that are shown where a run has them; the rest is for trackers."""
+"""The metrics that are shown if a run has them; trackers record all."""
 
 
 class Progress:
-    """A bar with figures on a terminal; elsewhere one plain line for each update.
+    """A progress bar on a terminal; elsewhere one plain line for each update.
 
-    A context manager: the bar must be taken down whatever happens. `total` and `done`
-    are commits. The time left is reckoned from the second update on, without the
-    compilation.
+    A context manager, which removes the bar on leaving. `total` and `done` are commits.
+    The time left is estimated from the second update on, without the compilation.
     """
 
     def __init__(
@@ -67,14 +66,14 @@ class Progress:
         self._bar.stop()
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Shows where the run stands at `step` commits."""
+        """Shows the number of commits made, the metrics, and the time left."""
         figures = self._figures(step, metrics)
         self._bar.update(self._task, completed=step, figures=figures)
         if self._bar.disable:
             self.note(f"step {step}/{self.total}  {figures}")
 
     def note(self, text: str) -> None:
-        """Prints a line, above the bar where there is one."""
+        """Prints a line of text, above the bar if one is shown."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _figures(self, step: int, metrics: Mapping[str, float]) -> str:

@@ -1,4 +1,4 @@
-"""QK-Clip: attention logits held below a threshold by rescaling their weights.
+"""QK-Clip: bounds attention logits by rescaling query and key weights.
 
 Kimi Team, "Kimi K2: Open Agentic Intelligence" (2025), section 2.1 (MuonClip).
 """
@@ -18,20 +18,21 @@ from dew.typing import Path, Variables
 def qk_clip(tau: float, *, alpha: float = 0.5) -> optax.GradientTransformationExtraArgs:
     """Rescales the queries and keys of heads whose largest logit exceeded `tau`.
 
-    The last of a chain, as in `adamw(…).then(qk_clip(100.0))`: it acts on the weights
-    as the step leaves them. A head with maximum m gets gamma = min(1, tau / m); its
-    query weight and bias are multiplied by gamma**alpha, its key's by
+    It must be the last of a chain, as in `adamw(…).then(qk_clip(100.0))`: it rescales
+    the weights as the update leaves them. A head with maximum m gets gamma = min(1, tau
+    / m); its query weight and bias are multiplied by gamma**alpha, its key's by
     gamma**(1 - alpha). Where several query heads read one key head, the key takes the
     strictest gamma among them, so every head ends at or below `tau`, and the milder
     ones of that group somewhat lower than they had to. In a layer with `qk_nope`
-    (multi-head latent attention) only the first `qk_nope` rows of a head are treated
-    so; the rotary rows of its query take the whole gamma, and rotary keys, which all
-    heads share, stay.
+    (multi-head latent attention) this holds for the first `qk_nope` rows of a head; the
+    rotary rows of its query are multiplied by gamma, and rotary keys, which all heads
+    share, stay.
 
     `update` takes `qk_stats=`, the `qk` collection of the forward pass: nested by
     module path, each attention layer holding `max_logits`, a tuple of [rows, heads]
-    arrays. None steps aside, and so does a layer whose q and k are not among `params`.
-    A maximum that is not finite clips nothing: rejecting such a step is the trainer's.
+    arrays. None changes nothing, and neither does a layer whose q and k are not in
+    `params`. A maximum that is not finite clips nothing: rejecting such a step is the
+    trainer's.
 
     Raises:
         ValueError: on `update`, where a layer cannot be clipped: it holds only one of
@@ -57,7 +58,7 @@ def qk_clip(tau: float, *, alpha: float = 0.5) -> optax.GradientTransformationEx
 
         def rescale(keys: Any, step: Any, weight: Any) -> Any:
             scale = scales.get(tuple(key.key for key in keys))
-            return step if scale is None else _rescaled(weight, step, scale)
+            return step if scale is None else _rescaled_update(weight, step, scale)
 
         return jax.tree_util.tree_map_with_path(rescale, updates, params), state
 
@@ -67,13 +68,13 @@ def qk_clip(tau: float, *, alpha: float = 0.5) -> optax.GradientTransformationEx
 def _scales(
     params: dict[Path, Any], qk_stats: Variables, tau: float, alpha: float
 ) -> dict[Path, Float[Array, "heads dim"]]:
-    """What each query and key leaf is multiplied by, row by row of each head."""
+    """Returns the factor of each query and key leaf, for every row of each head."""
     stats = flatten(qk_stats)
     layers = {
         ("params", *path[:-1]): path for path in stats if path[-1] == "max_logits"
     }
-    found = {layer: _queries_and_keys(params, layer) for layer in layers}
-    if not any(found.values()):
+    pairs = {layer: _queries_and_keys(params, layer) for layer in layers}
+    if not any(pairs.values()):
         raise ValueError(
             f"qk_stats holds {', '.join(map(slashed, layers)) or 'no max_logits'}, but "
             f"params has q and k under none of that; its paths look like "
@@ -83,21 +84,21 @@ def _scales(
     for layer, maxima in layers.items():
         gamma = _gamma(stats[maxima], tau)
         width = stats.get((*maxima[:-1], "qk_nope"))
-        for path in found[layer]:
+        for path in pairs[layer]:
             heads, dim = params[path].shape[:2]
-            # Without qk_nope every row is treated alike.
+            # Without qk_nope there are no rotary rows apart.
             nope = jnp.arange(dim) < (dim if width is None else _scalar(width))
             if path[len(layer)] == "q":
-                treated, rotary = gamma**alpha, gamma
+                scaled, rotary = gamma**alpha, gamma
             else:
                 strictest = rearrange(gamma, "(k g) -> k g", k=heads).min(axis=1)
-                treated, rotary = strictest ** (1 - alpha), jnp.ones_like(strictest)
-            scales[path] = jnp.where(nope[None], treated[:, None], rotary[:, None])
+                scaled, rotary = strictest ** (1 - alpha), jnp.ones_like(strictest)
+            scales[path] = jnp.where(nope[None], scaled[:, None], rotary[:, None])
     return scales
 
 
 def _queries_and_keys(params: dict[Path, Any], layer: Path) -> list[Path]:
-    """The leaves of a layer that set its logits; none where the layer is held."""
+    """Returns the leaves that set a layer's logits; none where it is not trained."""
     under = [path for path in params if path[: len(layer)] == layer]
     names = {path[len(layer)] for path in under}
     norms, pair = names & {"q_norm", "k_norm"}, names & {"q", "k"}
@@ -116,7 +117,7 @@ def _queries_and_keys(params: dict[Path, Any], layer: Path) -> list[Path]:
 
 
 def _gamma(maxima: Any, tau: float) -> Float[Array, " heads"]:
-    """min(1, tau / m) for each head, m over all rows and all calls of the layer."""
+    """Returns min(1, tau / m) per head, m over all rows and calls of the layer."""
     rows = jnp.concatenate(
         [leaf.astype(jnp.float32) for leaf in jax.tree.leaves(maxima)]
     )
@@ -125,8 +126,8 @@ def _gamma(maxima: Any, tau: float) -> Float[Array, " heads"]:
     return jnp.where(above, tau / largest, 1.0)
 
 
-def _rescaled(weight: Any, step: Any, scale: Float[Array, "heads dim"]) -> Any:
-    """The update after which `weight` stands at (weight + step) · scale."""
+def _rescaled_update(weight: Any, step: Any, scale: Float[Array, "heads dim"]) -> Any:
+    """Returns the update that takes `weight` to (weight + step) · scale."""
     scale = jax.lax.expand_dims(scale, range(2, weight.ndim))
     wide_weight, wide_step = weight.astype(scale.dtype), step.astype(scale.dtype)
     # Not (weight + step) · scale - weight, which would round where scale is 1.
@@ -134,5 +135,5 @@ def _rescaled(weight: Any, step: Any, scale: Float[Array, "heads dim"]) -> Any:
 
 
 def _scalar(width: Any) -> Any:
-    """Unpacks the one-tuple that flax sows."""
+    """Unpacks the tuple of one that flax's `sow` stores."""
     return jax.tree.leaves(width)[0]

@@ -1,8 +1,8 @@
-"""Learning rates over a run: warmup, then flat, a slope, a cosine or a late decay.
+"""Learning-rate schedules: warmup, then constant, linear, cosine or a late decay.
 
-A schedule is a function of the number of commits made so far: the first commit is taken
-at `schedule(0)`. The formulas are those of transformers' `get_*_schedule`, but a run
-that goes past `steps` stays at the floor, where some of theirs climb again.
+A schedule is a function of the number of commits made so far: the first commit uses
+`schedule(0)`. The formulas are those of transformers' `get_*_schedule`, but a run that
+goes past `steps` stays at the floor, where some of transformers' schedules rise again.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,22 +14,22 @@ import optax
 from jaxtyping import Array, ArrayLike, Float
 
 Shape: TypeAlias = Literal["linear", "cosine", "1-sqrt"]
-"""The curve that a decay follows from 1 down to 0."""
+"""The curve of a decay from 1 to 0."""
 
 SHAPES: Mapping[Shape, Callable[[Float[Array, ""]], Float[Array, ""]]] = {
     "linear": lambda passed: 1 - passed,
     "cosine": lambda passed: (1 + jnp.cos(jnp.pi * passed)) / 2,
     "1-sqrt": lambda passed: 1 - jnp.sqrt(passed),
 }
-"""What is left of the rate when the fraction `passed` of a decay lies behind."""
+"""The factor of the rate after the fraction `passed` of a decay."""
 
 
 def constant(peak: float, *, warmup: int = 0) -> optax.Schedule:
-    """Climbs from 0 to `peak` over `warmup` commits and stays there."""
+    """Builds a schedule that rises from 0 to `peak` in `warmup` commits and stays."""
     _check(peak, {"warmup": warmup}, 0.0)
 
     def rate(commits: ArrayLike) -> Float[Array, ""]:
-        return peak * _climbed(commits, warmup)
+        return peak * _warmup_fraction(commits, warmup)
 
     return rate
 
@@ -37,19 +37,26 @@ def constant(peak: float, *, warmup: int = 0) -> optax.Schedule:
 def linear(
     peak: float, *, steps: int, warmup: int = 0, min_ratio: float = 0.0
 ) -> optax.Schedule:
-    """Climbs to `peak`, then falls in a straight line to `min_ratio * peak`."""
-    return _decaying(peak, "linear", steps, warmup, 0, min_ratio, 0.0)
+    """Builds a schedule that rises to `peak`, then falls linearly.
+
+    It ends at `min_ratio * peak` after `steps` commits.
+    """
+    return _rise_and_decay(peak, "linear", steps, warmup, 0, min_ratio, 0.0)
 
 
 def cosine(
     peak: float, *, steps: int, warmup: int = 0, min_ratio: float = 0.0
 ) -> optax.Schedule:
-    """Climbs to `peak`, then follows half a cosine down to `min_ratio * peak`.
+    """Builds a schedule that rises to `peak`, then falls along half a cosine.
 
-    Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts"
-    (2017), equation 5, one period.
+    It ends at `min_ratio * peak` after `steps` commits. Loshchilov and Hutter, "SGDR:
+    Stochastic Gradient Descent with Warm Restarts" (2017), equation 5, one period.
+
+    >>> schedule = cosine(1.0, steps=8, warmup=4)
+    >>> [round(float(schedule(commit)), 3) for commit in (0, 2, 4, 6, 8)]
+    [0.0, 0.5, 1.0, 0.5, 0.0]
     """
-    return _decaying(peak, "cosine", steps, warmup, 0, min_ratio, 0.0)
+    return _rise_and_decay(peak, "cosine", steps, warmup, 0, min_ratio, 0.0)
 
 
 def wsd(
@@ -61,22 +68,27 @@ def wsd(
     min_ratio: float = 0.0,
     shape: Shape = "1-sqrt",
 ) -> optax.Schedule:
-    """Climbs, stays at `peak`, and decays over the last `decay` commits.
+    """Builds a warmup-stable-decay schedule, which falls in its last `decay` commits.
 
-    `decay` is a tenth of `steps` where None. The climb starts at the floor
+    `decay` is a tenth of `steps` where None. The warmup starts at the floor
     `min_ratio * peak`, as in transformers, not at 0. Hu et al., "MiniCPM" (2024),
     section 4; the shape `1-sqrt` is from Hägele et al., "Scaling Laws and
     Compute-Optimal Training Beyond Fixed Training Durations" (2024), section 4.
+
+    >>> schedule = wsd(1.0, steps=20, warmup=4, decay=4)
+    >>> [round(float(schedule(commit)), 3) for commit in (0, 2, 4, 16, 17, 20)]
+    [0.0, 0.5, 1.0, 1.0, 0.5, 0.0]
     """
+    # At least one commit: a tenth of a short run would round to no decay at all.
     decay = max(1, steps // 10) if decay is None else decay
     stable = steps - warmup - decay
-    return _decaying(peak, shape, steps, warmup, stable, min_ratio, min_ratio)
+    return _rise_and_decay(peak, shape, steps, warmup, stable, min_ratio, min_ratio)
 
 
 def _constant_in_a_run(
     peak: float, *, steps: int, warmup: int = 0, min_ratio: float = 0.0
 ) -> optax.Schedule:
-    """Gives `constant` the signature that names share; it has no floor to go to."""
+    """Builds `constant` with the signature that the schedules by name share."""
     if min_ratio:
         raise ValueError(
             f"min_ratio is {min_ratio}, but a constant schedule never decays; leave it "
@@ -96,7 +108,7 @@ SCHEDULES: Mapping[str, Callable[..., optax.Schedule]] = {
 """Schedules by the names of the command line."""
 
 
-def named(
+def schedule_by_name(
     name: str, peak: float, *, steps: int, warmup: int = 0, min_ratio: float = 0.0
 ) -> optax.Schedule:
     """Builds the schedule of that name for a run of `steps` commits.
@@ -111,7 +123,7 @@ def named(
     return SCHEDULES[name](peak, steps=steps, warmup=warmup, min_ratio=min_ratio)
 
 
-def _decaying(
+def _rise_and_decay(
     peak: float,
     shape: Shape,
     steps: int,
@@ -120,7 +132,10 @@ def _decaying(
     floor: float,
     start: float,
 ) -> optax.Schedule:
-    """Climbs from `start` to 1, rests, decays to `floor`; all of them times `peak`."""
+    """Builds the schedule of all shapes; `start` and `floor` are fractions of `peak`.
+
+    It rises from `start`, stays for `stable` commits, and decays to `floor`.
+    """
     decay = steps - warmup - stable
     _check(
         peak, {"warmup": warmup, "the stable part": stable, "the decay": decay}, floor
@@ -128,17 +143,19 @@ def _decaying(
 
     def rate(commits: ArrayLike) -> Float[Array, ""]:
         commits = jnp.asarray(commits)
+        # Clipped on both sides: 0 through the stable part, 1 past the end of the run.
+        # max(decay, 1): without a decay the division must still be legal.
         passed = jnp.clip((commits - warmup - stable) / max(decay, 1), 0.0, 1.0)
-        climb = start + (1 - start) * _climbed(commits, warmup)
+        rise = start + (1 - start) * _warmup_fraction(commits, warmup)
         fall = floor + (1 - floor) * SHAPES[shape](passed)
-        return peak * jnp.where(commits < warmup, climb, fall)
+        return peak * jnp.where(commits < warmup, rise, fall)
 
     return rate
 
 
-def _climbed(commits: ArrayLike, warmup: int) -> Float[Array, ""]:
-    """The fraction of a warmup that lies behind; 1 where there is none."""
-    # 1 + commits where warmup is 0: the climb must be over at commit 0 already.
+def _warmup_fraction(commits: ArrayLike, warmup: int) -> Float[Array, ""]:
+    """Returns the fraction of the warmup that is over; 1 without a warmup."""
+    # 1 + commits where warmup is 0: the warmup must be over at commit 0 already.
     return jnp.clip((commits + int(warmup == 0)) / max(warmup, 1), 0.0, 1.0)
 
 

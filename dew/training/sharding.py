@@ -1,7 +1,7 @@
-"""Where each array lives: a named mesh, and rules from paths to its axes.
+"""Sharding: a named mesh of devices, and rules from leaf paths to mesh axes.
 
-GSPMD does the rest: the step is compiled once over global arrays, and the collectives
-follow from where its operands live.
+The step is compiled once over global arrays; GSPMD derives the collectives from the
+shardings of its operands.
 """
 
 import re
@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
 
 from dew.typing import Batch
 
@@ -29,10 +30,14 @@ DECODER_RULES: Rules = (
     (r"mlp/(gate|up)/bias$", ("tensor",)),
     (r"mlp/down/weight$", ("fsdp", "tensor")),
 )
-"""The native decoder's. Megatron's split: columns in, rows out, one sum a layer."""
+"""Rules of the native decoder: Megatron's split, which needs one sum per sublayer.
+
+Shoeybi et al., "Megatron-LM" (2019), section 3: the first matrix of a sublayer is split
+by its outputs and the second by its inputs.
+"""
 
 SMALL = 2**12
-"""Leaves without a rule are split over `fsdp` from this many elements up."""
+"""Leaves without a rule are replicated below this many elements."""
 
 
 def make_mesh(
@@ -42,12 +47,17 @@ def make_mesh(
     tensor: int = 1,
     devices: Sequence[Any] | None = None,
 ) -> Mesh:
-    """Returns a mesh over all devices, or over those given.
+    """Returns a mesh over all devices, or over `devices`.
 
-    `fsdp` takes what the other axes leave where None.
+    `fsdp` is the number of devices over `data * tensor` where None.
 
     Raises:
         ValueError: the axes do not multiply to the number of devices.
+
+    >>> import jax
+    >>> mesh = make_mesh(tensor=2, devices=jax.devices()[:8])
+    >>> dict(mesh.shape)
+    {'data': 1, 'fsdp': 4, 'tensor': 2}
     """
     devices = jax.devices() if devices is None else devices
     count = len(devices)
@@ -60,13 +70,15 @@ def make_mesh(
     return Mesh(np.asarray(devices).reshape(data, rest, tensor), AXES)
 
 
-def shardings_of(tree: Any, mesh: Mesh, rules: Rules = DECODER_RULES) -> Any:
+def shardings_of(
+    tree: PyTree, mesh: Mesh, rules: Rules = DECODER_RULES
+) -> PyTree[NamedSharding]:
     """Returns a sharding for every leaf of a tree of arrays or shapes.
 
-    The first rule whose pattern is found in a leaf's path decides, so that an
-    optimizer's moments follow their weights. An axis that does not divide its dimension
-    is left out. Leaves without a rule are split over `fsdp` along their largest
-    dimension that divides, if they are large.
+    The first rule whose pattern occurs in a leaf's path applies, so that an optimizer's
+    moments are placed as their weights. A mesh axis whose size does not divide a
+    dimension is left out. Leaves without a rule are split over `fsdp` along the largest
+    dimension that it divides, or replicated below `SMALL` elements.
     """
 
     def sharding(path: Any, leaf: Any) -> NamedSharding:
@@ -85,26 +97,26 @@ def _spec(name: str, shape: tuple[int, ...], mesh: Mesh, rules: Rules) -> Partit
             )
             return PartitionSpec(*fits)
     ways = mesh.shape["fsdp"]
-    able = [size for size in shape if size % ways == 0]
-    if not able or int(np.prod(shape)) < SMALL:
+    divisible = [size for size in shape if size % ways == 0]
+    if not divisible or int(np.prod(shape)) < SMALL:
         return PartitionSpec()
-    widest = shape.index(max(able))
+    widest = shape.index(max(divisible))
     return PartitionSpec(*("fsdp" if i == widest else None for i in range(len(shape))))
 
 
 def place_batch(batch: Batch, mesh: Mesh) -> dict[str, jax.Array]:
-    """Puts this process's rows of a batch on the mesh, split over `data` and `fsdp`.
+    """Makes global arrays of this process's rows, split over `data` and `fsdp`.
 
     Raises:
         ValueError: the global number of rows is not a multiple of those axes.
     """
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
     rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
-    count = len({d.process_index for d in mesh.devices.flat})
+    processes = len({d.process_index for d in mesh.devices.flat})
     faults = [
-        f"{name} has {len(array) * count} rows"
+        f"{name} has {len(array) * processes} rows"
         for name, array in batch.items()
-        if len(array) * count % ways
+        if len(array) * processes % ways
     ]
     if faults:
         raise ValueError(

@@ -1,10 +1,9 @@
-"""One attempt at one microbatch, as a pure function of state and batch.
+"""The training step: one attempt at one microbatch, pure in state and batch.
 
-A microbatch whose statistics or gradients are not finite is rejected: nothing of the
-state moves but the count of attempts. Accepted ones gather in a window; when it is
-full, has support and is finite, it is committed: one optimizer update, one EMA step,
-the effects applied once. A window without support moves nothing, and one that is not
-finite is dropped.
+A microbatch whose statistics or gradients are not finite is rejected: only the counts
+of attempts change. Accepted ones are summed in a window; when it is full, has support
+and is finite, it is committed: one optimizer update, one EMA step, the effects applied
+once. A window without support updates nothing, and one that is not finite is dropped.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +17,12 @@ from jaxtyping import Array, Bool, Float, Int
 
 from dew.objectives.base import Initializer, Mean, Objective, Step
 from dew.state import Replay, TrainState, Window
-from dew.training.accumulation import Evaluated, evaluate, pooled_gradient, replaced
+from dew.training.accumulation import (
+    Evaluated,
+    evaluate,
+    pooled_gradient,
+    replace_collections,
+)
 from dew.training.ema import initial_average, next_average
 from dew.tree import widen
 from dew.typing import Batch
@@ -27,11 +31,12 @@ from dew.typing import Batch
 @no_type_check
 @struct.dataclass
 class Report:
-    """What one attempt came to; arrays stay on the device until somebody reads them.
+    """The outcome of one attempt; its arrays stay on the device until they are read.
 
-    `loss`, `mass`, `grad_norm` and `metrics` are those of the window so far; where
-    `full`, it has just been closed, and `committed` says whether weights moved.
-    `finite` flags every leaf of what was evaluated, in one array for the gradient.
+    `loss`, `mass`, `grad_norm` and `metrics` are those of the window so far. `full` is
+    true where this microbatch closed the window, `committed` where that updated the
+    weights. `finite` holds a flag for every leaf that was evaluated, in one array for
+    the gradient.
     """
 
     accepted: Bool[Array, ""]
@@ -48,11 +53,22 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainStep:
-    """The step of a run: `attempt` is pure, and jitted with its state donated.
+    """The step of a run: `attempt` is pure, to be jitted with its state donated.
 
     `accumulation` microbatches make a window. After `max_rejections` rejected attempts
-    or dropped windows in a row nothing moves any more, so that whoever reads the
-    reports late still finds the state as it was.
+    or dropped windows in a row no further attempt changes the weights, so that a late
+    reader of the reports still has the state of that moment.
+
+    >>> import jax, dew
+    >>> from dew.objectives.causal_lm import CausalLM
+    >>> from dew.training.optimizers import sgd
+    >>> objective = CausalLM(source=dew.load(FOLDER), seq_len=4)
+    >>> step = TrainStep(objective=objective, optimizer=sgd(0.1).transform)
+    >>> state = jax.jit(step.initial)(objective.initializer, jax.random.key(0))
+    >>> batch = {"tokens": jax.numpy.array([[1, 2, 3, 4]])}
+    >>> state, report = jax.jit(step.attempt, donate_argnums=0)(state, batch)
+    >>> bool(report.committed), int(state.commits)
+    (True, 1)
     """
 
     objective: Objective[Any, Any]
@@ -70,10 +86,10 @@ class TrainStep:
     def initial(
         self, initializer: Initializer, key: Array, batch: Batch | None = None
     ) -> TrainState:
-        """Builds the state of a new run; jit it, with the held arrays as arguments.
+        """Builds the state of a new run; to be jitted, with `initializer` an argument.
 
-        `batch` is an example microbatch (shapes are enough), which sizes the window;
-        it may be None without accumulation.
+        `batch` is an example microbatch (shapes are enough), which sizes the window; it
+        may be None without accumulation.
         """
         init_key, root = jax.random.split(key)
         variables = initializer(init_key)
@@ -95,23 +111,29 @@ class TrainStep:
         return replace(state, window=self._empty_window(state, batch))
 
     def attempt(self, state: TrainState, batch: Batch) -> tuple[TrainState, Report]:
-        """Evaluates one microbatch and moves the state as far as that allows."""
+        """Evaluates one microbatch and returns the next state and a report."""
         key = jax.random.fold_in(state.key, state.attempts)
         step = Step(state.accepted, key, state.averaged)
-        tried = self._evaluate(state, batch, step)
+        evaluated = self._evaluate(state, batch, step)
+        # Reports are read steps later. Until then a halted run must not move on.
         halted = jnp.maximum(state.rejected, state.dropped) >= self.max_rejections
-        finite = _finite(tried)
-        accepted = jnp.all(jnp.stack([jnp.all(x) for x in _judged(finite)])) & ~halted
-        window = self._gathered(state, batch, step, tried)
-        entered = replace(
+        finite = _finite_flags(evaluated)
+        flags = [jnp.all(flag) for flag in _deciding_flags(finite)]
+        accepted = jnp.all(jnp.stack(flags)) & ~halted
+        window = self._extended_window(state, batch, step, evaluated)
+        # Both outcomes are computed and one is selected: rejections are rare, and in
+        # the common case a branch would skip nothing.
+        if_accepted = replace(
             state,
             accepted=state.accepted + 1,
             rejected=jnp.zeros_like(state.rejected),
-            variables=replaced(self.objective, state.variables, tried.aux.variables),
+            variables=replace_collections(
+                self.objective, state.variables, evaluated.aux.variables
+            ),
         )
-        moved, report = self._close(entered, window, finite)
-        turned_down = replace(state, rejected=state.rejected + jnp.where(halted, 0, 1))
-        state = _where(accepted, moved, turned_down)
+        if_accepted, report = self._close(if_accepted, window, finite)
+        if_rejected = replace(state, rejected=state.rejected + jnp.where(halted, 0, 1))
+        state = _where(accepted, if_accepted, if_rejected)
         state = replace(state, attempts=state.attempts + 1)
         return state, replace(
             report,
@@ -123,8 +145,13 @@ class TrainStep:
         )
 
     def _evaluate(self, state: TrainState, batch: Batch, step: Step) -> Evaluated:
-        alone = self.accumulation == 1
-        return evaluate(self.objective, state.variables, batch, step, alone=alone)
+        return evaluate(
+            self.objective,
+            state.variables,
+            batch,
+            step,
+            whole_window=self.accumulation == 1,
+        )
 
     def _empty_window(self, state: TrainState, batch: Batch | None) -> Window:
         if batch is None:
@@ -134,9 +161,9 @@ class TrainStep:
 
         def first(state: TrainState, batch: Batch) -> Window:
             step = Step(state.accepted, state.key, state.averaged)
-            tried = self._evaluate(state, batch, step)
-            window = self._gathered(state, batch, step, tried)
-            if tried.gradient is not None:
+            evaluated = self._evaluate(state, batch, step)
+            window = self._extended_window(state, batch, step, evaluated)
+            if evaluated.gradient is not None:
                 return window
             row = self._row(state, batch, step)
             stacked = jax.tree.map(lambda x: jnp.stack([x] * self.accumulation), row)
@@ -146,48 +173,48 @@ class TrainStep:
         return jax.tree.map(_zeros, shapes)
 
     def _row(self, state: TrainState, batch: Batch, step: Step) -> Replay:
-        """What it takes to evaluate this microbatch again."""
+        """Returns what a second evaluation of this microbatch needs."""
         held = ("params", *self.objective.held)
         collections = {k: v for k, v in state.variables.items() if k not in held}
         return Replay(dict(batch), step.key, step.step, collections)
 
-    def _gathered(
-        self, state: TrainState, batch: Batch, step: Step, tried: Evaluated
+    def _extended_window(
+        self, state: TrainState, batch: Batch, step: Step, evaluated: Evaluated
     ) -> Window:
-        """The window with this microbatch in it."""
+        """Returns the window with this microbatch added to it."""
         entry = Window(
             count=jnp.ones((), jnp.int32),
-            stats=tried.stats,
-            metrics={name: _as_mean(m) for name, m in tried.aux.metrics.items()},
-            gradient=tried.gradient,
-            effects=tried.aux.effects,
-            qk_stats=_row_maxima(tried.aux.qk_stats),
+            stats=evaluated.stats,
+            metrics={name: _as_mean(m) for name, m in evaluated.aux.metrics.items()},
+            gradient=evaluated.gradient,
+            effects=evaluated.aux.effects,
+            qk_stats=_row_maxima(evaluated.aux.qk_stats),
             replay=None,
         )
-        kept = state.window
-        if kept is None:
+        window = state.window
+        if window is None:
             return entry
-        replay = kept.replay
+        replay = window.replay
         if replay is not None:
             row = self._row(state, batch, step)
-            replay = jax.tree.map(lambda to, x: to.at[kept.count].set(x), replay, row)
-        sums = jax.tree.map(jnp.add, _additive(kept), _additive(entry))
+            replay = jax.tree.map(lambda to, x: to.at[window.count].set(x), replay, row)
+        sums = jax.tree.map(jnp.add, _additive(window), _additive(entry))
 
         def highest(old: Array, new: Array) -> Array:
-            # An empty window holds zeros, which are no maxima.
-            return jnp.where(kept.count == 0, new, jnp.maximum(old, new))
+            # An empty window holds zeros, which may exceed the true maxima.
+            return jnp.where(window.count == 0, new, jnp.maximum(old, new))
 
         return Window(
-            count=kept.count + 1,
+            count=window.count + 1,
             **sums,
-            qk_stats=jax.tree.map(highest, kept.qk_stats, entry.qk_stats),
+            qk_stats=jax.tree.map(highest, window.qk_stats, entry.qk_stats),
             replay=replay,
         )
 
     def _close(
         self, state: TrainState, window: Window, finite: Any
     ) -> tuple[TrainState, Report]:
-        """Commits the window if it is full; otherwise keeps it open."""
+        """Commits the window if it is full; otherwise stores it in the state."""
         full = window.count >= self.accumulation
         value, active = self.objective.reduce_loss(window.stats)
 
@@ -198,27 +225,34 @@ class TrainStep:
             no_norm = jnp.zeros((), jnp.float32)
             return replace(state, window=window), no_norm, jnp.asarray(False)
 
-        alone = self.accumulation == 1
-        moved, norm, done = commit() if alone else jax.lax.cond(full, commit, wait)
+        # A branch, not a select: an open window needs no update, and a replay costs as
+        # much as all its microbatches did. Without accumulation every window is full.
+        if self.accumulation == 1:
+            new, norm, committed = commit()
+        else:
+            new, norm, committed = jax.lax.cond(full, commit, wait)
         is_mean = isinstance(window.stats, Mean)
         report = Report(
             accepted=jnp.asarray(True),
             full=full,
-            committed=done,
-            rejected=moved.rejected,
-            dropped=moved.dropped,
+            committed=committed,
+            rejected=new.rejected,
+            dropped=new.dropped,
             loss=value,
             mass=window.stats.mass if is_mean else jnp.ones(()),
             grad_norm=norm,
             metrics={name: _average(m) for name, m in window.metrics.items()},
             finite=finite,
         )
-        return moved, report
+        return new, report
 
     def _commit(
         self, state: TrainState, window: Window, value: Array, active: Array
     ) -> tuple[TrainState, Array, Array]:
-        """One optimizer update if the window has support and is finite; empties it."""
+        """Applies the optimizer if the window has support and is finite; empties it.
+
+        Returns the state, the gradient's norm, and whether the weights were updated.
+        """
         gradient = pooled_gradient(self.objective, state, window)
         norm = optax.tree.norm(gradient).astype(jnp.float32)
         finite = jnp.isfinite(value) & jnp.isfinite(norm)
@@ -231,8 +265,8 @@ class TrainStep:
         variables = {**state.variables, **updated}
         if window.effects is not None:
             effects = self.objective.apply_effects(variables, window.effects)
-            variables = replaced(self.objective, variables, effects)
-        moved = replace(
+            variables = replace_collections(self.objective, variables, effects)
+        if_good = replace(
             state,
             commits=state.commits + 1,
             dropped=jnp.zeros_like(state.dropped),
@@ -240,9 +274,10 @@ class TrainStep:
             optimizer=optimizer,
             ema=next_average(self.objective, state, variables),
         )
+        # A window without support is neither: it counts as neither commit nor drop.
         bad = active & ~finite
-        stayed = replace(state, dropped=state.dropped + jnp.where(bad, 1, 0))
-        closed = _where(good, moved, stayed)
+        if_bad = replace(state, dropped=state.dropped + jnp.where(bad, 1, 0))
+        closed = _where(good, if_good, if_bad)
         if state.window is not None:
             # Rows of a replay buffer are overwritten one by one; they need no clearing.
             empty = jax.tree.map(jnp.zeros_like, replace(window, replay=None))
@@ -250,24 +285,24 @@ class TrainStep:
         return closed, norm, good
 
 
-def _finite(tried: Evaluated) -> dict[str, Any]:
-    """Flags of finite leaves, by what they belong to."""
+def _finite_flags(evaluated: Evaluated) -> dict[str, Any]:
+    """Flags every leaf as finite or not, by the part that it belongs to."""
 
     def flags(tree: Any) -> Any:
         return jax.tree.map(lambda leaf: jnp.all(jnp.isfinite(leaf)), tree)
 
-    gradient = jax.tree.leaves(flags(tried.gradient))
+    gradient = jax.tree.leaves(flags(evaluated.gradient))
     return {
-        "statistics": flags(tried.stats),
+        "statistics": flags(evaluated.stats),
         "gradient": jnp.stack(gradient) if gradient else jnp.ones((1,), bool),
-        "variables": flags(tried.aux.variables),
-        "effects": flags(tried.aux.effects),
-        "metrics": flags(dict(tried.aux.metrics)),
+        "variables": flags(evaluated.aux.variables),
+        "effects": flags(evaluated.aux.effects),
+        "metrics": flags(dict(evaluated.aux.metrics)),
     }
 
 
-def _judged(finite: dict[str, Any]) -> list[Array]:
-    """The flags that decide on a rejection; a metric alone is only worth a word."""
+def _deciding_flags(finite: dict[str, Any]) -> list[Array]:
+    """Returns the flags that decide on a rejection: all but the metrics'."""
     return jax.tree.leaves({k: v for k, v in finite.items() if k != "metrics"})
 
 
@@ -279,13 +314,13 @@ def _as_mean(metric: Any) -> Mean:
 
 
 def _average(metric: Mean) -> Array:
-    """The metric's value, NaN where nothing was measured."""
+    """Returns the metric's value, NaN where nothing was measured."""
     mass = jnp.where(metric.mass > 0, metric.mass, 1)
     return jnp.where(metric.mass > 0, metric.total / mass, jnp.nan)
 
 
 def _row_maxima(qk_stats: Any) -> Any:
-    """Per-head maxima over a microbatch's rows, [1, heads], so that windows pool."""
+    """Reduces per-head maxima over the rows to [1, heads], so that windows pool."""
 
     def over_rows(leaf: Any) -> Array:
         leaf = jnp.asarray(leaf)
@@ -295,14 +330,14 @@ def _row_maxima(qk_stats: Any) -> Any:
 
 
 def _zeros(leaf: Any) -> Array:
-    """Zeros of a shape, or the key of that shape that is made of zeros."""
+    """Returns zeros of a shape; for random keys, copies of key 0."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jnp.broadcast_to(jax.random.key(0), leaf.shape)
     return jnp.zeros(leaf.shape, leaf.dtype)
 
 
 def _additive(window: Window) -> dict[str, Any]:
-    """The parts of a window that add up over microbatches."""
+    """Returns the parts of a window that add up over microbatches."""
     return {
         "stats": window.stats,
         "metrics": window.metrics,
@@ -312,7 +347,7 @@ def _additive(window: Window) -> dict[str, Any]:
 
 
 def _where(condition: Array, yes: TrainState, no: TrainState) -> TrainState:
-    """`yes` or `no`, leaf by leaf; a leaf that both share is passed on untouched."""
+    """Selects `yes` or `no` leaf by leaf; a leaf that both share needs no select."""
     return jax.tree.map(
         lambda a, b: a if a is b else jnp.where(condition, a, b), yes, no
     )

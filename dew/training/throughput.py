@@ -21,36 +21,37 @@ PEAK_FLOPS: Mapping[str, float] = {
     "TPU v5": 459e12,
     "TPU v6 lite": 918e12,
 }
-"""Dense bfloat16 flops a second from the makers' data sheets, by JAX's device kind."""
+"""Dense bfloat16 FLOP/s from the makers' data sheets, by prefix of `device_kind`."""
 
 
 def flops_per_token(
     parameters: int, *, layers: int = 0, attention_width: int = 0, seq: int = 0
 ) -> int:
-    """Returns a token's forward and backward cost: 6N + 12 · layers · width · seq.
+    """Returns the FLOPs of a token's forward and backward pass.
 
-    `parameters` are those that multiply activations: all but an input table that is not
-    also the head. `attention_width` is heads times head_dim. Attention counts in full,
-    causal or not: Chowdhery et al., "PaLM" (2022), appendix B.
+    6N + 12 · layers · width · seq: Chowdhery et al., "PaLM" (2022), appendix B, where
+    attention counts in full, causal or not. `parameters` are those that multiply
+    activations: all but an input table that is not also the head. `attention_width` is
+    heads times head_dim.
     """
     return 6 * parameters + 12 * layers * attention_width * seq
 
 
 def peak_flops(kinds: Sequence[str]) -> float | None:
-    """Returns what devices could do together; None where one is not in the table.
+    """Returns the devices' total peak FLOP/s; None where one is not in the table.
 
-    `kinds` are their `device_kind`s; the longest entry that one begins with counts.
+    `kinds` are their `device_kind`s; the longest entry that is a prefix applies.
     """
     peaks = [_peak(kind) for kind in kinds]
-    known = [peak for peak in peaks if peak is not None]
-    return sum(known) if known and len(known) == len(peaks) else None
+    listed = [peak for peak in peaks if peak is not None]
+    return sum(listed) if listed and len(listed) == len(peaks) else None
 
 
 def peak_memory_bytes() -> int:
-    """Returns the most memory in use so far: of the fullest device, or of the process.
+    """Returns the peak memory so far: of the fullest device, or of the process.
 
-    Devices that keep no account, as CPUs do, leave the process's resident memory; 0 on
-    a system that keeps none either.
+    Where devices report none, as CPUs, it is the process's resident memory; 0 on a
+    system that does not report that either.
     """
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
     used = [s["peak_bytes_in_use"] for s in stats if "peak_bytes_in_use" in s]
@@ -58,11 +59,11 @@ def peak_memory_bytes() -> int:
 
 
 class Meter:
-    """Times a run by laps: stretches of steps whose values have reached the host.
+    """Times a run by laps: intervals of steps whose values have reached the host.
 
-    The first lap should be one step, for it holds the compilation: it gives
-    `first_step_seconds` and stays out of the median. `flops` are one token's and `peak`
-    all devices'; without both there is no MFU.
+    The first lap should be one step, for it includes the compilation: it gives
+    `first_step_seconds` and is left out of the median. `flops` are those of one token,
+    `peak` the FLOP/s of all devices; without both, no MFU is computed.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Meter:
         self.restart()
 
     def restart(self) -> None:
-        """Starts a lap here, as after an evaluation, which no step should pay for."""
+        """Starts a new lap, so that an evaluation's time counts in none."""
         self._since = self._clock()
 
     def lap(self, *, steps: int, tokens: int) -> None:
@@ -92,11 +93,11 @@ class Meter:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The median over laps after the first; None before there is one."""
+        """The median over laps after the first; None before the second lap ends."""
         return median(self._rates) if self._rates else None
 
     def metrics(self) -> dict[str, float]:
-        """Returns the last lap's `tokens_per_second` and, where known, `mfu`."""
+        """Returns the last lap's `tokens_per_second`, and its `mfu` if computable."""
         if not self._rates:
             return {}
         rate = self._rates[-1]
@@ -106,8 +107,8 @@ class Meter:
 
 
 def _peak(kind: str) -> float | None:
-    fitting = [name for name in PEAK_FLOPS if kind.startswith(name)]
-    return PEAK_FLOPS[max(fitting, key=len)] if fitting else None
+    matches = [name for name in PEAK_FLOPS if kind.startswith(name)]
+    return PEAK_FLOPS[max(matches, key=len)] if matches else None
 
 
 def _peak_resident_bytes() -> int:

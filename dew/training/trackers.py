@@ -1,14 +1,15 @@
-"""Where the numbers of a run go: a JSONL file, TensorBoard, Weights & Biases, trackio.
+"""Trackers of a run's metrics: a JSONL file, TensorBoard, Weights & Biases, trackio.
 
-    tracker = several(*(named(name, folder) for name in ("jsonl", "tensorboard")))
+    names = ("jsonl", "tensorboard")
+    tracker = join_trackers(*(tracker_by_name(name, folder) for name in names))
     tracker.start(config, step=state.commits)
     tracker.log(10, {"loss": 2.3})
     faults = tracker.finish()
 
-A tracker that throws never stops a run. `several` says so on the console, once, with
-the tracker's name, switches that one off for the rest of the run, and returns every
-such fault from `finish`, so that the run's summary can name it. Only a tracker that
-cannot be built (unknown name, missing package) is an error, and that is before the run.
+A tracker that throws never stops a run. `join_trackers` prints the fault once, with the
+tracker's name, switches that tracker off for the rest of the run, and returns all such
+faults from `finish`, for the run's summary. Only a tracker that cannot be built
+(unknown name, missing package) is an error, and that is before the run.
 """
 
 import importlib
@@ -30,22 +31,19 @@ from rich.console import Console
 
 @runtime_checkable
 class Tracker(Protocol):
-    """What a run tells its numbers to; the first process of a run calls it alone.
-
-    `name` is how messages call it.
-    """
+    """A recorder of a run's metrics, called by the run's first process only."""
 
     @property
     def name(self) -> str:
-        """The tracker's name."""
+        """The tracker's name in messages."""
         ...
 
-    def start(self, config: Mapping[str, Any], *, step: int = 0) -> None:
-        """Opens the record of a run that stands at `step` commits.
+    def start(self, config: Mapping[str, object], *, step: int = 0) -> None:
+        """Opens the record of a run that has made `step` commits.
 
-        A `step` above 0 goes on with what is there, and what it says of later steps,
-        which were lost with the process, is dropped or overwritten. 0 begins anew.
-        `config` holds what JSON can.
+        With a `step` above 0 the existing record is continued; its entries of later
+        steps, which were lost with the process, are dropped or overwritten. With 0 a
+        new record begins. `config` holds JSON values.
         """
         ...
 
@@ -54,17 +52,17 @@ class Tracker(Protocol):
         ...
 
     def finish(self) -> tuple[str, ...]:
-        """Closes the record and returns, a sentence each, what went wrong with it."""
+        """Closes the record and returns its faults, one sentence each."""
         ...
 
 
 class JSONL:
-    """One line of JSON for each call of `log`: `step`, then the metrics.
+    """A file with one line of JSON for each call of `log`: `step`, then the metrics.
 
     Lines are in the file when `log` returns. A run that resumes at step s keeps the
-    lines up to s, but for a last one cut short, and loses those after s, which it will
+    lines up to s, except a last one cut short, and drops those after s, which it will
     write again. A number that is not finite, which JSON lacks, is null. The config is
-    not written: it stands in `run.json`.
+    not written, for `run.json` holds it.
     """
 
     name = "jsonl"
@@ -72,17 +70,17 @@ class JSONL:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def start(self, config: Mapping[str, Any], *, step: int = 0) -> None:
-        """Opens the file, without the lines that the run will write again."""
+    def start(self, config: Mapping[str, object], *, step: int = 0) -> None:
+        """Creates the file, or drops the lines that a resumed run writes again."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        kept = _lines_up_to(step, self.path) if step and self.path.exists() else []
+        lines = _lines_up_to(step, self.path) if step and self.path.exists() else []
         # Replaced at once: a kill between truncating and writing would lose the lines.
         draft = self.path.with_name(f"{self.path.name}.draft")
-        draft.write_text("".join(kept), encoding="utf-8")
+        draft.write_text("".join(lines), encoding="utf-8")
         os.replace(draft, self.path)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Appends one line."""
+        """Appends one line of JSON to the file."""
         values = {name: float(value) for name, value in metrics.items()}
         finite = {n: v if math.isfinite(v) else None for n, v in values.items()}
         # Opened for each line, so that no fault or kill leaves half a buffer behind.
@@ -90,15 +88,15 @@ class JSONL:
             file.write(json.dumps({"step": step, **finite}) + "\n")
 
     def finish(self) -> tuple[str, ...]:
-        """Has nothing left to do."""
+        """Returns no faults: the file is closed between calls."""
         return ()
 
 
 class TensorBoard:
-    """Scalars for TensorBoard, written without tensorflow and without torch.
+    """TensorBoard event files, written without tensorflow and without torch.
 
-    A resumed run writes a file of its own, whose head tells TensorBoard to forget what
-    earlier files say of later steps.
+    A resumed run writes another file, whose first event makes TensorBoard discard the
+    later steps of earlier files.
     """
 
     name = "tensorboard"
@@ -112,8 +110,8 @@ class TensorBoard:
             "tensorboard.summary.writer.record_writer", "tensorboard"
         )
 
-    def start(self, config: Mapping[str, Any], *, step: int = 0) -> None:
-        """Opens an event file; the config becomes a text of the same name."""
+    def start(self, config: Mapping[str, object], *, step: int = 0) -> None:
+        """Creates an event file, with the config as a text summary named `config`."""
         self.folder.mkdir(parents=True, exist_ok=True)
         unique = f"{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
         self._path = self.folder / f"events.out.tfevents.{unique}"
@@ -132,21 +130,21 @@ class TensorBoard:
         self._write(step=step, summary=self._summary.Summary(value=scalars))
 
     def finish(self) -> tuple[str, ...]:
-        """Has nothing left to do."""
+        """Returns no faults: the file is closed between calls."""
         return ()
 
     def _write(self, **fields: Any) -> None:
-        """Appends one event.
+        """Appends one event to the file.
 
-        Not by tensorboard's EventFileWriter: that one writes in a thread, where a full
-        disk goes unseen.
+        Not by tensorboard's EventFileWriter, which writes in a thread, where a full
+        disk goes unnoticed.
         """
         event = self._event.Event(wall_time=time.time(), **fields)
         with self._path.open("ab") as file:
             self._records.RecordWriter(file).write(event.SerializeToString())
 
-    def _text(self, tag: str, config: Mapping[str, Any]) -> Any:
-        """A summary that TensorBoard's text page shows as a block of code."""
+    def _text(self, tag: str, config: Mapping[str, object]) -> Any:
+        """Builds a summary that TensorBoard's text page shows as a code block."""
         text = "    " + json.dumps(config, indent=2).replace("\n", "\n    ")
         value = self._summary.Summary.Value(tag=tag)
         value.metadata.plugin_data.plugin_name = "text"
@@ -156,10 +154,10 @@ class TensorBoard:
 
 
 class WandB:
-    """Weights & Biases; `mode="offline"` writes to `folder` and needs no account.
+    """A Weights & Biases run; `mode="offline"` writes to `folder` without an account.
 
-    Metrics are plotted over a `step` of their own, so that a resumed run draws over the
-    steps it lost instead of having them refused. The run's id is kept in `folder`, so
+    Metrics are plotted over a `step` metric, so that a resumed run draws over the steps
+    it lost, which wandb's own step would reject. The run's id is stored in `folder`, so
     that it resumes as the same run; offline, each process leaves a folder with that id,
     and `wandb sync` joins them.
     """
@@ -172,16 +170,16 @@ class WandB:
         self.folder, self.project, self.run, self.mode = folder, project, run, mode
         self._wandb = _extra("wandb", "wandb")
 
-    def start(self, config: Mapping[str, Any], *, step: int = 0) -> None:
-        """Opens the run, the old one where it resumes."""
+    def start(self, config: Mapping[str, object], *, step: int = 0) -> None:
+        """Opens a new run, or the stored one where it resumes."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        known = self.folder / "wandb_id"
-        if not (step and known.exists()):
-            known.write_text(uuid.uuid4().hex[:12])
+        id_file = self.folder / "wandb_id"
+        if not (step and id_file.exists()):
+            id_file.write_text(uuid.uuid4().hex[:12])
         self._run = self._wandb.init(
             project=self.project,
             name=self.run,
-            id=known.read_text(),
+            id=id_file.read_text(),
             resume="allow",
             config=dict(config),
             dir=str(self.folder),
@@ -190,20 +188,20 @@ class WandB:
         self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Sends one row."""
+        """Sends one row of metrics to wandb."""
         self._run.log({"step": step, **metrics})
 
     def finish(self) -> tuple[str, ...]:
-        """Closes the run; the offline file is whole when the process has ended."""
+        """Closes the run; the offline file is complete once the process has ended."""
         self._run.finish()
         return ()
 
 
 class Trackio:
-    """Trackio, whose store on this machine `TRACKIO_DIR` places.
+    """A trackio run in the local store, whose folder `TRACKIO_DIR` sets.
 
-    A store keeps every row it was ever told, so a run that resumes goes on under a name
-    of its own, which says the step.
+    A store never drops rows, so a run that resumes continues under a second name, which
+    includes the step.
     """
 
     name = "trackio"
@@ -212,9 +210,9 @@ class Trackio:
         self.project, self.run = project, run
         self._trackio = _extra("trackio", "trackio")
 
-    def start(self, config: Mapping[str, Any], *, step: int = 0) -> None:
+    def start(self, config: Mapping[str, object], *, step: int = 0) -> None:
         """Opens the run in the local store."""
-        # It greets on stdout, which belongs to what the command prints.
+        # trackio prints a greeting to stdout, which is for the command's own output.
         with redirect_stdout(sys.stderr):
             self._run = self._trackio.init(
                 project=self.project,
@@ -226,11 +224,11 @@ class Trackio:
             )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Sends one row."""
+        """Writes one row of metrics to the store."""
         self._run.log(dict(metrics), step=step)
 
     def finish(self) -> tuple[str, ...]:
-        """Closes the run, once all of it is in the store."""
+        """Waits until every row is in the store and closes the run."""
         with redirect_stdout(sys.stderr):
             # Not the run's own finish, after which trackio finishes it again at exit.
             self._trackio.finish()
@@ -238,7 +236,7 @@ class Trackio:
 
 
 class TrackerGroup:
-    """Trackers side by side, each switched off by its first fault; see the module."""
+    """Trackers that get the same calls, each switched off by its first fault."""
 
     name = "several"
 
@@ -246,45 +244,45 @@ class TrackerGroup:
         self.trackers, self._console = trackers, console
         self._faults: dict[Tracker, str] = {}
 
-    def start(self, config: Mapping[str, Any], *, step: int = 0) -> None:
-        """Starts each of them."""
-        for tracker in self._working():
-            with self._guarding(tracker):
+    def start(self, config: Mapping[str, object], *, step: int = 0) -> None:
+        """Opens the record of every tracker."""
+        for tracker in self._enabled():
+            with self._guard(tracker):
                 tracker.start(config, step=step)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Tells each that still works."""
-        for tracker in self._working():
-            with self._guarding(tracker):
+        """Logs to every tracker that has had no fault."""
+        for tracker in self._enabled():
+            with self._guard(tracker):
                 tracker.log(step, metrics)
 
     def finish(self) -> tuple[str, ...]:
-        """Closes those that still work; returns the faults of the whole run."""
-        told: list[str] = []
-        for tracker in self._working():
-            with self._guarding(tracker):
-                told.extend(tracker.finish())
-        return (*self._faults.values(), *told)
+        """Closes every working tracker; returns the faults of the whole run."""
+        faults: list[str] = []
+        for tracker in self._enabled():
+            with self._guard(tracker):
+                faults.extend(tracker.finish())
+        return (*self._faults.values(), *faults)
 
-    def _working(self) -> list[Tracker]:
+    def _enabled(self) -> list[Tracker]:
         return [tracker for tracker in self.trackers if tracker not in self._faults]
 
-    def _guarding(self, tracker: Tracker) -> ExitStack:
-        """A block that any exception of `tracker` leaves quietly, and for good."""
+    def _guard(self, tracker: Tracker) -> ExitStack:
+        """Returns a context that swallows an exception and switches `tracker` off."""
 
         def switch_off(
             kind: type[BaseException] | None,
             fault: BaseException | None,
             trace: TracebackType | None,
         ) -> bool:
-            # Not only OSError: these are other people's packages and users' classes,
-            # and none of their faults is worth a run. Interrupts still pass.
+            # Not only OSError: these are third-party packages and users' classes, and
+            # none of their faults is worth a run. Interrupts still pass.
             if not isinstance(fault, Exception):
                 return False
-            said = f"{tracker.name}: {type(fault).__name__}: {fault}"
-            self._faults[tracker] = said
+            message = f"{tracker.name}: {type(fault).__name__}: {fault}"
+            self._faults[tracker] = message
             self._console.print(
-                f"tracker {said}\nIt is off for the rest of the run, which goes on.",
+                f"tracker {message}\nIt is off for the rest of the run, which goes on.",
                 style="bold red",
                 markup=False,
                 soft_wrap=True,
@@ -296,8 +294,11 @@ class TrackerGroup:
         return stack
 
 
-def several(*trackers: Tracker, console: Console | None = None) -> TrackerGroup:
-    """Joins trackers into one that never throws; `console` is stderr where None."""
+def join_trackers(*trackers: Tracker, console: Console | None = None) -> TrackerGroup:
+    """Joins trackers into one that never throws.
+
+    Faults are printed to `console`, or to stderr where None.
+    """
     return TrackerGroup(trackers, console or Console(stderr=True))
 
 
@@ -307,19 +308,19 @@ TRACKERS: Mapping[str, Callable[[Path, str, str], Tracker]] = {
     "wandb": lambda folder, project, run: WandB(folder, project=project, run=run),
     "trackio": lambda folder, project, run: Trackio(project=project, run=run),
 }
-"""Builders by the names of the command line, of log folder, project and run."""
+"""Builders by the names of the command line; they take log folder, project, run."""
 
 
-def named(
+def tracker_by_name(
     name: str, folder: Path, *, project: str = "dew", run: str | None = None
 ) -> Tracker:
-    """Builds the tracker of that name, writing to `folder` where it writes files.
+    """Builds the tracker of that name; those that write files do so in `folder`.
 
     `run` is the name of the folder above `folder` where None: `runs/a/logs` is run `a`.
 
     Raises:
         ValueError: no tracker has that name.
-        ImportError: its package is missing; the message says what to install.
+        ImportError: its package is missing; the message names what to install.
     """
     if name not in TRACKERS:
         raise ValueError(
@@ -329,11 +330,11 @@ def named(
 
 
 def _lines_up_to(step: int, path: Path) -> list[str]:
-    """The whole lines of steps up to `step`."""
+    """Returns the complete lines of steps up to `step`."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     # A kill can only have cut the last line.
-    whole = [line for line in lines if line.endswith("\n")]
-    return [line for line in whole if json.loads(line)["step"] <= step]
+    complete = [line for line in lines if line.endswith("\n")]
+    return [line for line in complete if json.loads(line)["step"] <= step]
 
 
 def _extra(module: str, extra: str) -> ModuleType:

@@ -1,4 +1,4 @@
-"""The loop: it dispatches steps, and stops to look only where something is due."""
+"""The training loop: it dispatches steps, and waits only where something is due."""
 
 import signal
 import threading
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -26,21 +26,51 @@ from dew.training.intervals import Intervals
 from dew.training.logs import Log, RunLog, TrainingError
 from dew.training.optimizers import Optimizer
 from dew.training.sharding import DECODER_RULES, Rules, shardings_of
-from dew.training.step import TrainStep
-from dew.training.trackers import Tracker, TrackerGroup, several
+from dew.training.step import Report, TrainStep
+from dew.training.trackers import Tracker, TrackerGroup, join_trackers
 from dew.typing import Batch
+
+Attempt: TypeAlias = Callable[[TrainState, Batch], tuple[TrainState, Report]]
+"""The signature of `TrainStep.attempt`, compiled or not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What one call of `Trainer.fit` works with, beside the state that it moves."""
+
+    attempt: Attempt
+    feed: Feed
+    tracker: TrackerGroup
+    log: RunLog
+    intervals: Intervals
+    evaluations: Mapping[str, Evaluation]
+    terminated: threading.Event
 
 
 @dataclass(eq=False)
 class Trainer:
-    """Trains an objective; everything that moves is in the `TrainState` it returns.
+    """Trains an objective; all that changes is in the `TrainState` that `fit` returns.
 
     `optimizer` is one of dew's, or any optax transformation. A commit takes
     `accumulation` microbatches. On a `mesh`, batches are split over rows and leaves by
     `rules`. After `max_rejections` microbatches in a row that are not finite, or
-    windows without support, the run stops. A tracker gets every log and evaluation,
-    and `run_config` to begin with; one that throws is switched off and named, and the
-    run goes on. `derived` adds to a log what follows from its other numbers.
+    windows without support, the run stops. A tracker gets `run_config` at the start,
+    then every log and evaluation; one that throws is switched off and named, and the
+    run goes on. `derived` computes further metrics of a log from its others.
+
+    >>> import dew
+    >>> from dew.data import training_batches
+    >>> from dew.objectives.causal_lm import CausalLM
+    >>> from dew.training.optimizers import adamw
+    >>> source = dew.load(FOLDER)
+    >>> data = training_batches(
+    ...     ["w1 w2 w3 w4"], tokenizer=source.tokenizer, seq_len=4, batch_size=2, seed=0
+    ... )
+    >>> objective = CausalLM(source=source, seq_len=4)
+    >>> trainer = Trainer(objective, adamw(1e-3), key=jax.random.key(0))
+    >>> state = trainer.fit(data, steps=3)
+    >>> int(state.commits)
+    3
     """
 
     objective: Objective[Any, Any]
@@ -53,11 +83,9 @@ class Trainer:
     max_rejections: int = 5
     checkpoints: Checkpoints | None = None
     tracker: Tracker | None = None
-    run_config: Mapping[str, Any] = field(default_factory=dict)
+    run_config: Mapping[str, object] = field(default_factory=dict)
     callbacks: Sequence[Callback] = ()
     derived: Callable[[Log], Mapping[str, float]] | None = None
-    _tracker: TrackerGroup | None = field(default=None, init=False, repr=False)
-    _placement: Any = field(default=None, init=False, repr=False)
 
     def fit(
         self,
@@ -74,42 +102,51 @@ class Trainer:
         """Trains until `steps` commits have been made, and returns the state.
 
         Evaluations run every `eval_every` commits and after the last. With `resume`,
-        the newest checkpoint is taken up where it stood, the data's position included.
+        the run continues from the newest checkpoint, the data's position included.
         SIGTERM saves a checkpoint and exits with status 143. `profile` is a folder for
-        jax's profiler, which watches the second commit after the start.
+        jax's profiler, which records the second commit after the start.
 
         Raises:
             ValueError: the folder of checkpoints is in use and `resume` is not set, or
                 a batch has other keys, shapes or dtypes than the first.
-            TrainingError: the data ended early, or too much of it came to nothing.
+            TrainingError: the data ended early, or too many microbatches or windows in
+                a row were rejected or dropped.
         """
         _check_periods(steps=steps, log_every=log_every, eval_every=eval_every)
         feed = Feed(data, self.mesh, set(self.objective.inputs))
-        with _sigterm() as terminated, self._tracking() as tracker:
-            state = self._start(feed, resume)
+        with _sigterm() as terminated, self._open_tracker() as tracker:
+            state, attempt = self._start(feed, resume)
             commits = int(state.commits)
+            run = Run(
+                attempt=attempt,
+                feed=feed,
+                tracker=tracker,
+                log=RunLog(self.max_rejections),
+                intervals=Intervals(
+                    first=commits + 1,
+                    last=steps,
+                    log=log_every,
+                    evaluate=eval_every if evaluations else None,
+                    save=self.checkpoints.every if self.checkpoints else None,
+                    profile=profile,
+                ),
+                evaluations=evaluations or {},
+                terminated=terminated,
+            )
             tracker.start(self.run_config, step=commits)
             for callback in self.callbacks:
                 callback.on_start(commits, steps)
-            if evaluations and eval_on_start and commits == 0:
-                self._evaluate(state, evaluations)
-            cadence = Intervals(
-                first=commits + 1,
-                last=steps,
-                log=log_every,
-                evaluate=eval_every if evaluations else None,
-                save=self.checkpoints.every if self.checkpoints else None,
-                profiled=profile,
-            )
-            ledger = RunLog(self.max_rejections)
+            if run.evaluations and eval_on_start and commits == 0:
+                self._evaluate(state, run)
+            run.log.restart()
             while commits < steps:
-                goal = cadence.next(commits)
-                with cadence.watching(commits):
-                    state = self._advance(state, feed, ledger, goal, terminated)
+                goal = run.intervals.next(commits)
+                with run.intervals.profiler(commits):
+                    state = self._advance(state, run, goal)
                 commits = int(state.commits)
-                self._stop_if(terminated, feed, state, steps)
+                self._stop_if_over(state, run)
                 if commits == goal:
-                    self._attend(state, feed, ledger, cadence, evaluations or {})
+                    self._log_evaluate_save(state, run)
         if self.checkpoints is not None:
             self.checkpoints.wait()
         return state
@@ -127,16 +164,12 @@ class Trainer:
         )
 
     @cached_property
-    def _attempt(self) -> Any:
-        """The step, compiled once and given the state's own memory."""
-        if self.mesh is None:
-            return jax.jit(self._step.attempt, donate_argnums=0)
-        # Left free, GSPMD would place new leaves elsewhere and compile once more.
-        out = (self._placement, NamedSharding(self.mesh, PartitionSpec()))
-        return jax.jit(self._step.attempt, donate_argnums=0, out_shardings=out)
+    def _attempt(self) -> Attempt:
+        """One bound method: jax's cache goes by it, so a second `fit` compiles less."""
+        return self._step.attempt
 
-    def _start(self, feed: Feed, resume: bool) -> TrainState:
-        """A new run's state, or the newest checkpoint's."""
+    def _start(self, feed: Feed, resume: bool) -> tuple[TrainState, Attempt]:
+        """Returns the state of a new run or of the newest checkpoint, and the step."""
         saved = self.checkpoints
         if saved is None:
             if resume:
@@ -150,97 +183,89 @@ class Trainer:
                 f"{saved.folder} already holds commit {saved.latest()}: pass "
                 "resume=True to go on from it, or give another folder"
             )
-        state = self._build(feed.peek())
+        state, attempt = self._build(feed.peek())
         state, position = saved.restore(state, self.objective)
         feed.go_to(position)
-        return state
+        return state, attempt
 
-    def _build(self, batch: Batch) -> TrainState:
-        """The initial state, made inside one JIT and placed as it will stay."""
+    def _build(self, batch: Batch) -> tuple[TrainState, Attempt]:
+        """Builds the initial state inside one JIT, and the step that takes its memory.
+
+        On a mesh both are placed by the same shardings.
+        """
         initializer = self.objective.initializer
         build = self._step.initial
         if self.mesh is None:
-            return jax.jit(build)(initializer, self.key, batch)
-        # Loaded weights are split before the JIT sees them: never whole on each device.
-        placed = shardings_of(initializer, self.mesh, self.rules)
-        initializer = jax.device_put(initializer, placed)
+            state = jax.jit(build)(initializer, self.key, batch)
+            return state, jax.jit(self._attempt, donate_argnums=0)
+        # Loaded weights are split before the JIT gets them: never whole on each device.
+        shardings = shardings_of(initializer, self.mesh, self.rules)
+        initializer = jax.device_put(initializer, shardings)
         shapes = jax.eval_shape(build, initializer, self.key, batch)
-        self._placement = shardings_of(shapes, self.mesh, self.rules)
-        build = jax.jit(build, out_shardings=self._placement)
-        return build(initializer, self.key, batch)
+        shardings = shardings_of(shapes, self.mesh, self.rules)
+        build = jax.jit(build, out_shardings=shardings)
+        # Left free, GSPMD would place new leaves elsewhere and compile once more.
+        out = (shardings, NamedSharding(self.mesh, PartitionSpec()))
+        attempt = jax.jit(self._attempt, donate_argnums=0, out_shardings=out)
+        return build(initializer, self.key, batch), attempt
 
-    def _advance(
-        self,
-        state: TrainState,
-        feed: Feed,
-        ledger: RunLog,
-        goal: int,
-        terminated: threading.Event,
-    ) -> TrainState:
+    def _advance(self, state: TrainState, run: Run, goal: int) -> TrainState:
         """Dispatches what it takes to reach `goal` commits if nothing is rejected."""
         commits = int(state.commits)
-        open_ = 0 if state.window is None else int(state.window.count)
-        for _ in range((goal - commits) * self.accumulation - open_):
-            batch = None if terminated.is_set() else feed.take()
+        # A resumed window already holds some of its microbatches.
+        in_window = 0 if state.window is None else int(state.window.count)
+        for _ in range((goal - commits) * self.accumulation - in_window):
+            batch = None if run.terminated.is_set() else run.feed.take()
             if batch is None:
                 break
-            state, report = self._attempt(state, batch)
-            ledger.add(report, _tokens(batch))
-        ledger.read(commits, state.variables["params"])
+            state, report = run.attempt(state, batch)
+            run.log.add(report, _tokens(batch))
+        run.log.read(commits, state.variables["params"])
         return state
 
-    def _stop_if(
-        self, terminated: threading.Event, feed: Feed, state: TrainState, steps: int
-    ) -> None:
-        """Saves and leaves where a signal or the end of the data says so."""
-        ended = feed.ended and int(state.commits) < steps
-        if not (terminated.is_set() or ended):
+    def _stop_if_over(self, state: TrainState, run: Run) -> None:
+        """Saves and stops the run after SIGTERM or the end of the data."""
+        commits, steps = int(state.commits), run.intervals.last
+        ended = run.feed.ended and commits < steps
+        if not (run.terminated.is_set() or ended):
             return
-        self._save(state, feed, None)
+        self._save(state, run, None)
         if self.checkpoints is not None:
             self.checkpoints.wait()
-        if terminated.is_set():
+        if run.terminated.is_set():
             raise SystemExit(143)
-        kept = "" if self.checkpoints is None else "; a checkpoint was saved"
+        saved = "" if self.checkpoints is None else "; a checkpoint was saved"
         raise TrainingError(
-            f"the data ended after {int(state.commits)} of {steps} commits{kept}: give "
+            f"the data ended after {commits} of {steps} commits{saved}: give "
             "more data, let it repeat, or ask for fewer steps"
         )
 
-    def _attend(
-        self,
-        state: TrainState,
-        feed: Feed,
-        ledger: RunLog,
-        cadence: Intervals,
-        evaluations: Mapping[str, Evaluation],
-    ) -> None:
+    def _log_evaluate_save(self, state: TrainState, run: Run) -> None:
         """Logs, evaluates and saves what is due at this commit."""
-        commits = int(state.commits)
-        if cadence.is_log_due(commits):
-            log = ledger.close(self._learning_rate(commits - 1))
+        commits, intervals = int(state.commits), run.intervals
+        if intervals.is_log_due(commits):
+            log = run.log.close(self._learning_rate(commits - 1))
             if self.derived is not None:
                 log = replace(log, metrics={**log.metrics, **self.derived(log)})
-            self._record(commits, "train", log.metrics)
+            _track(run.tracker, commits, "train", log.metrics)
             for callback in self.callbacks:
                 callback.on_log(log)
         began = time.perf_counter()
         metrics = None
-        is_last = commits == cadence.last
-        if evaluations and (is_last or cadence.is_due(cadence.evaluate, commits)):
-            metrics = self._evaluate(state, evaluations)
-        if cadence.is_due(cadence.save, commits):
-            self._save(state, feed, metrics)
-        ledger.skip(time.perf_counter() - began)
+        is_last = commits == intervals.last
+        is_due = is_last or intervals.is_due(intervals.evaluate, commits)
+        if run.evaluations and is_due:
+            metrics = self._evaluate(state, run)
+        if intervals.is_due(intervals.save, commits):
+            self._save(state, run, metrics)
+        run.log.skip(time.perf_counter() - began)
 
-    def _evaluate(
-        self, state: TrainState, evaluations: Mapping[str, Evaluation]
-    ) -> dict[str, float]:
-        """Runs every named set; with an EMA, over its weights as well."""
+    def _evaluate(self, state: TrainState, run: Run) -> dict[str, float]:
+        """Evaluates every named set; with an EMA, on its weights as well."""
         commits = int(state.commits)
         averaged = state.averaged
         metrics = {}
-        for i, (name, evaluation) in enumerate(evaluations.items()):
+        for i, (name, evaluation) in enumerate(run.evaluations.items()):
             weights = {name: state.variables}
             if averaged is not None:
                 weights[f"{name}_ema"] = averaged
@@ -254,52 +279,53 @@ class Trainer:
                     step=int(state.accepted),
                     ema=averaged,
                     mesh=self.mesh,
-                    preview=partial(self._show, commits, label),
+                    preview=partial(self._preview, commits, label),
                 )
                 metrics |= {f"{label}/{metric}": v for metric, v in numbers.items()}
-        self._record(commits, "eval", metrics)
+        _track(run.tracker, commits, "eval", metrics)
         for callback in self.callbacks:
             callback.on_eval(commits, metrics)
         return metrics
 
-    def _show(self, step: int, name: str, shown: Any) -> None:
+    def _preview(self, step: int, name: str, preview: object) -> None:
         for callback in self.callbacks:
-            callback.on_preview(step, name, shown)
+            callback.on_preview(step, name, preview)
 
     def _save(
-        self, state: TrainState, feed: Feed, metrics: Mapping[str, float] | None
+        self, state: TrainState, run: Run, metrics: Mapping[str, float] | None
     ) -> None:
         if self.checkpoints is None:
             return
         step = self.checkpoints.save(
-            state, self.objective, data=feed.position(), metrics=metrics
+            state, self.objective, data=run.feed.position(), metrics=metrics
         )
         for callback in self.callbacks:
             callback.on_save(step)
 
-    def _record(self, step: int, part: str, metrics: Mapping[str, float]) -> None:
-        if self._tracker is not None:
-            named = {f"{part}/{name}": value for name, value in metrics.items()}
-            self._tracker.log(step, named)
-
     @contextmanager
-    def _tracking(self) -> Iterator[TrackerGroup]:
-        """The tracker, guarded; the first process alone has one."""
-        first = jax.process_index() == 0
-        own = [self.tracker] if self.tracker is not None and first else []
-        self._tracker = several(*own)
+    def _open_tracker(self) -> Iterator[TrackerGroup]:
+        """Guards the run's tracker and finishes it; only the first process has one."""
+        is_first = jax.process_index() == 0
+        trackers = [self.tracker] if self.tracker is not None and is_first else []
+        tracker = join_trackers(*trackers)
         try:
-            yield self._tracker
+            yield tracker
         finally:
-            faults = self._tracker.finish()
+            faults = tracker.finish()
             for callback in self.callbacks:
                 callback.on_end(faults)
 
     def _learning_rate(self, commits: int) -> float | None:
-        """The rate that the commit after so many others was made with."""
+        """Returns the learning rate of the commit that followed so many others."""
         if not isinstance(self.optimizer, Optimizer):
             return None
         return float(np.asarray(self.optimizer.schedule(commits)))
+
+
+def _track(
+    tracker: Tracker, step: int, part: str, metrics: Mapping[str, float]
+) -> None:
+    tracker.log(step, {f"{part}/{name}": value for name, value in metrics.items()})
 
 
 def _check_periods(**periods: int | None) -> None:
@@ -313,7 +339,7 @@ def _check_periods(**periods: int | None) -> None:
 
 
 def _tokens(batch: Batch) -> int:
-    """Tokens of a batch, or its rows where it has none."""
+    """Counts the tokens of a batch, or its rows where it has none."""
     if "tokens" in batch:
         return batch["tokens"].size
     return len(next(iter(batch.values())))
@@ -321,7 +347,7 @@ def _tokens(batch: Batch) -> int:
 
 @contextmanager
 def _sigterm() -> Iterator[threading.Event]:
-    """Turns SIGTERM into a flag for as long as this lasts."""
+    """Sets a flag on SIGTERM, in place of the process's own handler, in its block."""
     flag = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield flag

@@ -280,7 +280,7 @@ SCHEDULES = {
         lambda o: hf.get_linear_schedule_with_warmup(o, 10, 100),
     ),
     "no warmup": (
-        schedules.named("cosine", 2.0, steps=100),
+        schedules.schedule_by_name("cosine", 2.0, steps=100),
         lambda o: hf.get_cosine_schedule_with_warmup(o, 0, 100),
     ),
     "cosine to a floor": (
@@ -313,7 +313,9 @@ def test_schedules_follow_the_formulas_of_transformers(name: str) -> None:
 
 def test_schedules_stay_at_their_floor_past_the_end() -> None:
     for name in set(schedules.SCHEDULES) - {"constant"}:
-        rate = schedules.named(name, 2.0, steps=100, warmup=10, min_ratio=0.25)
+        rate = schedules.schedule_by_name(
+            name, 2.0, steps=100, warmup=10, min_ratio=0.25
+        )
         for commits in (100, 150, 10**6):
             assert np.asarray(rate(commits)) == 0.5
 
@@ -321,12 +323,15 @@ def test_schedules_stay_at_their_floor_past_the_end() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: schedules.named("cos", 1.0, steps=9), "'cos'; choose from constant"),
+        (
+            lambda: schedules.schedule_by_name("cos", 1.0, steps=9),
+            "'cos'; choose from constant",
+        ),
         (lambda: schedules.cosine(1.0, steps=5, warmup=9), "decay must .*got -4"),
         (lambda: schedules.wsd(1.0, steps=5, decay=9), "stable part must .*got -4"),
         (lambda: schedules.linear(-1.0, steps=5, min_ratio=2.0), "got -1.*got 2"),
         (
-            lambda: schedules.named("constant", 1.0, steps=5, min_ratio=0.1),
+            lambda: schedules.schedule_by_name("constant", 1.0, steps=5, min_ratio=0.1),
             "never decays",
         ),
         (lambda: optimizers.adamw(1e-3, clip_norm=0.0), "clip_norm must be > 0"),

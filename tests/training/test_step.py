@@ -297,7 +297,7 @@ NORM = {"mean": jnp.ones(2), "var": jnp.ones(2)}
     [
         ({"params": {"w": jnp.ones(3)}}, "params is not a loss's to replace"),
         ({"frozen": {"held": jnp.ones(1)}}, "frozen is not a loss's to replace"),
-        ({"moe": {}}, r"moe is no collection of this run: \['batch_stats'"),
+        ({"moe": {}}, r"moe is not a collection of this run: \['batch_stats'"),
         (
             {"batch_stats": {"norm": {"mean": jnp.ones(2)}}},
             "norm/var was f",

@@ -22,7 +22,13 @@ from dew.training.throughput import (
     peak_flops,
     peak_memory_bytes,
 )
-from dew.training.trackers import JSONL, TensorBoard, Tracker, named, several
+from dew.training.trackers import (
+    JSONL,
+    TensorBoard,
+    Tracker,
+    join_trackers,
+    tracker_by_name,
+)
 
 CONFIG = {"learning_rate": 1e-3, "model": {"layers": 2}}
 
@@ -108,8 +114,8 @@ def test_tensorboard_needs_neither_torch_nor_tensorflow(tmp_path: Path) -> None:
     code = f"""
 import sys
 from pathlib import Path
-from dew.training.trackers import named
-tracker = named("tensorboard", Path({str(tmp_path)!r}))
+from dew.training.trackers import tracker_by_name
+tracker = tracker_by_name("tensorboard", Path({str(tmp_path)!r}))
 tracker.start({{}})
 tracker.log(1, {{"loss": 1.0}})
 print(sorted({{"torch", "tensorflow"}} & set(sys.modules)))
@@ -124,9 +130,9 @@ def test_wandb_writes_offline_and_resumes_under_its_id(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     code = f"""
 from pathlib import Path
-from dew.training.trackers import named
+from dew.training.trackers import tracker_by_name
 for step in (0, 2):
-    tracker = named("wandb", Path({str(tmp_path)!r}), run="a run")
+    tracker = tracker_by_name("wandb", Path({str(tmp_path)!r}), run="a run")
     tracker.start({{"learning_rate": 1.0}}, step=step)
     tracker.log(step + 1, {{"loss": 12345.5 * (step + 1)}})
     tracker.finish()
@@ -147,9 +153,9 @@ def test_trackio_stores_rows_on_this_machine(tmp_path: Path) -> None:
     pytest.importorskip("trackio")
     code = f"""
 from pathlib import Path
-from dew.training.trackers import named
+from dew.training.trackers import tracker_by_name
 for step in (0, 2):
-    tracker = named("trackio", Path({str(tmp_path)!r}), project="p", run="a")
+    tracker = tracker_by_name("trackio", Path({str(tmp_path)!r}), project="p", run="a")
     tracker.start({{"lr": 1.0}}, step=step)
     tracker.log(step + 1, {{"loss": 0.125}})
     tracker.finish()
@@ -180,12 +186,12 @@ def test_a_missing_package_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=rf"pip install 'dew-bridge\[{name}\]'"):
-        named(name, tmp_path)
+        tracker_by_name(name, tmp_path)
 
 
 def test_an_unknown_tracker_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'mlflow'; choose from jsonl, tensorboard"):
-        named("mlflow", tmp_path)
+        tracker_by_name("mlflow", tmp_path)
 
 
 def test_a_full_disk_switches_a_tracker_off_and_the_others_go_on(
@@ -193,7 +199,7 @@ def test_a_full_disk_switches_a_tracker_off_and_the_others_go_on(
 ) -> None:
     console = Console(file=io.StringIO())
     full, other = JSONL(tmp_path / "full.jsonl"), JSONL(tmp_path / "other.jsonl")
-    both = several(full, other, console=console)
+    both = join_trackers(full, other, console=console)
     both.start(CONFIG)
     full.path.write_text(" " * 4096)
     with full_disk(4096):
@@ -212,7 +218,9 @@ def test_a_folder_that_cannot_be_written_never_stops_a_run(
     name: str, tmp_path: Path
 ) -> None:
     (tmp_path / "logs").write_text("a file where the folder should be")
-    tracker = several(named(name, tmp_path / "logs"), console=Console(quiet=True))
+    tracker = join_trackers(
+        tracker_by_name(name, tmp_path / "logs"), console=Console(quiet=True)
+    )
     log_steps(tracker, 1, 2)
     (fault,) = tracker.finish()
     assert fault.startswith(f"{name}: ")
@@ -230,7 +238,7 @@ class Raising(JSONL):
 def test_a_slip_in_a_users_tracker_never_stops_a_run(tmp_path: Path) -> None:
     slip = Raising(tmp_path / "metrics.jsonl")
     slip.fault = KeyError("loss")
-    tracker = several(several(slip, console=Console(quiet=True)))
+    tracker = join_trackers(join_trackers(slip, console=Console(quiet=True)))
     log_steps(tracker, 1, 2)
     assert tracker.finish() == ("jsonl: KeyError: 'loss'",)
 
@@ -238,7 +246,7 @@ def test_a_slip_in_a_users_tracker_never_stops_a_run(tmp_path: Path) -> None:
 def test_an_interrupt_is_not_taken_for_a_fault(tmp_path: Path) -> None:
     interrupted = Raising(tmp_path / "metrics.jsonl")
     interrupted.fault = KeyboardInterrupt()
-    tracker = several(interrupted)
+    tracker = join_trackers(interrupted)
     tracker.start({})
     with pytest.raises(KeyboardInterrupt):
         tracker.log(1, {})
@@ -297,7 +305,7 @@ def test_peak_memory_is_the_process_own_and_not_its_parents() -> None:
     ballast[::4096] = b"\1" * len(range(0, len(ballast), 4096))
     before = peak_memory_bytes()
     assert before > len(ballast)
-    code = "from dew.training.progress import peak_memory_bytes as p; print(p())"
+    code = "from dew.training.throughput import peak_memory_bytes as p; print(p())"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )

@@ -230,8 +230,8 @@ def test_a_preview_reuses_the_scores_of_the_first_batch() -> None:
     told = []
 
     class Shown(Losses):
-        def on_preview(self, step: int, name: str, shown: Any) -> None:
-            told.append((step, name, shown.losses.shape))
+        def on_preview(self, step: int, name: str, preview: Any) -> None:
+            told.append((step, name, preview.losses.shape))
 
     run = trainer(callbacks=[Shown()], ema=False)
     run.fit(Rows(), steps=1, evaluations=held_out(2))
