@@ -1,4 +1,4 @@
-"""`python -m dew` is `dew`."""
+"""`python -m dew`, the same program as the command `dew`."""
 
 import sys
 

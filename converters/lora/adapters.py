@@ -21,7 +21,7 @@ from dew.converters.mapping.build import build_table
 from dew.converters.mapping.table import Piece, Table, rule_path
 from dew.converters.pretrained import Pretrained
 from dew.nn.block import Scanned
-from dew.nn.lora import Adapter, Site, is_factor, merged, sites, with_adapters
+from dew.nn.lora import Adapter, Site, is_factor, merge_adapters, sites, with_adapters
 from dew.typing import Path, Variables
 
 
@@ -79,7 +79,7 @@ class Adapted(Pretrained):
 
     def plain(self, variables: Variables) -> tuple[Pretrained, Variables]:
         """The base, with the adapter merged into its weights."""
-        return self.base.plain(merged(variables))
+        return self.base.plain(merge_adapters(variables))
 
 
 def adapt(source: Pretrained, lora: Lora, *, key: Key[Array, ""]) -> Adapted:

@@ -1,3 +1,3 @@
-"""The command line."""
+"""Command line of dew: `main`, and one module per command."""
 
 from dew.cli.main import main as main

@@ -1,4 +1,4 @@
-"""`dew eval`: how well a model predicts a text."""
+"""`dew eval`: perplexity of a causal language model on text."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -24,30 +24,30 @@ from dew.training.evaluation import Evaluation, run_evaluation
 
 @dataclass(frozen=True, kw_only=True)
 class Eval:
-    """Score a model on text: perplexity over every token, weighted by token."""
+    """Score a causal language model on text: perplexity over all its tokens."""
 
     model: str
-    """Hugging Face folder, hub id, or a run of ours."""
+    """Model to score: a Hugging Face folder, a hub id, or the folder of a dew run."""
     data: tuple[str, ...]
     """Text to score: .txt, .jsonl or .parquet files, or folders of them."""
     seq_len: int = 1024
-    """Tokens of a row; no token sees past its row."""
+    """Tokens per row; the context of a token starts at its row or document."""
     batch_size: int = 4
     """Rows scored at a time."""
     dtype: Precision = "float32"
-    """What the model computes in."""
+    """Precision of the forward pass."""
     road: Road = "auto"
-    """The way into JAX; auto takes the native one, lowered where there is none."""
+    """How the model is loaded into JAX; auto is native where it can, else lowered."""
     packing: Packing = "wrapped"
-    """wrapped cuts documents at the end of a row, best_fit keeps them whole, apart has
-    one a row."""
+    """Packing of documents into rows: wrapped pads nothing, best_fit splits no document
+    that fits into a row, apart puts one document in each row."""
     text_field: str = "text"
-    """The field of .jsonl and .parquet records that holds the text."""
+    """Name of the text field in .jsonl and .parquet records."""
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
-    """Print one JSON object and no table."""
+    """Print one JSON object instead of a table."""
 
     def run(self) -> int:
-        """Scores and reports."""
+        """Scores the text and prints its perplexity."""
         console = Console(stderr=True)
         source = load_to_train(self.model, dtype=self.dtype, road=self.road)
         documents = texts(self.data, field=self.text_field, console=console)

@@ -1,4 +1,4 @@
-"""`dew export` and `dew verify`: a folder for transformers, and the proof of one."""
+"""`dew export` and `dew verify`: certified folders for transformers."""
 
 import json as json_format
 from collections.abc import Mapping
@@ -9,41 +9,41 @@ from typing import Annotated, Any, Literal
 import tyro
 from rich.console import Console
 
-from dew import api as roads
+from dew import api
 from dew.cli.report import show
 from dew.converters.lora.adapters import Adapted
 
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """Write a model as a Hugging Face folder, certified before it takes its name."""
+    """Write a model as a Hugging Face folder, certified before it gets its name."""
 
     model: tyro.conf.Positional[str]
-    """Hugging Face folder, hub id, or a run of ours."""
+    """Model to export: a Hugging Face folder, a hub id, or the folder of a dew run."""
     out: tyro.conf.Positional[Path]
-    """The folder to write; it must not be there yet."""
+    """Folder to write, which must not exist yet."""
     dtype: Literal["float32", "float16", "bfloat16"] | None = None
-    """Of all floating tensors; by default each keeps its own."""
+    """Dtype of all floating-point tensors; by default each tensor keeps its own."""
     max_shard_size: str | None = None
-    """Such as 5GB; by default the sharding stays as it is."""
+    """Maximum size of a weight file, for example 5GB; by default as in the source."""
     merge: bool = False
-    """Write a model with its adapter merged in, in place of the adapter's folder."""
+    """Merge the adapter into the weights, and write the whole model."""
     adapter_only: bool = False
-    """Insist on the adapter's folder, and refuse a model that has none."""
+    """Write only the adapter's folder; an error for a model without an adapter."""
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
-    """Print one JSON object and no table."""
+    """Print one JSON object instead of a table."""
 
     def run(self) -> int:
-        """Exports, certifies and reports."""
+        """Exports and certifies the model, and prints the result."""
         console = Console(stderr=True)
-        is_run = roads.is_run(self.model)
-        task = roads.trained(self.model) if is_run else roads.load(self.model)
+        is_run = api.is_run(self.model)
+        task = api.trained(self.model) if is_run else api.load(self.model)
         if self.adapter_only and (self.merge or not isinstance(task.source, Adapted)):
             raise ValueError(
-                f"--adapter-only writes an adapter's folder; {self.model} has none, or "
-                "--merge asks for the whole model"
+                "--adapter-only needs a model with an adapter, and no --merge; "
+                f"{self.model} has none, or --merge was given"
             )
-        certificate = roads.save_certified(
+        certificate = api.save_certified(
             task,
             self.out,
             console=console,
@@ -62,26 +62,26 @@ class Export:
 
 @dataclass(frozen=True, kw_only=True)
 class Verify:
-    """Reload a folder in transformers and compare it with our own forward."""
+    """Reload a folder in transformers and compare its logits with those of dew."""
 
     folder: tyro.conf.Positional[str]
-    """Hugging Face folder, or a run of ours."""
+    """Folder to verify: a Hugging Face folder, or the folder of a dew run."""
     prompt_file: Path | None = None
-    """A text file with one prompt a line, to be continued by both."""
+    """Text file with one prompt per line, whose continuations are compared too."""
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
-    """Print the certificate as JSON."""
+    """Print the certificate as one JSON object instead of a table."""
 
     def run(self) -> int:
-        """Prints the certificate; 1 says that it did not pass."""
+        """Prints the certificate; returns 1 if the comparison did not pass."""
         prompts = () if self.prompt_file is None else _prompts(self.prompt_file)
         with Console(stderr=True).status("reloading in transformers"):
-            proof = roads.certify(self.folder, prompts=prompts).json()
+            proof = api.certify(self.folder, prompts=prompts).json()
         show(self.folder, proof_rows(proof), proof, self.json)
         return 0 if proof["passed"] else 1
 
 
 def proof_rows(proof: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """A certificate as rows of a table."""
+    """Returns a certificate as rows of a table, for people."""
     logits = proof["logits"]
     lists = ("missing", "unexpected", "mismatched")
     rows = [
@@ -107,14 +107,14 @@ def proof_rows(proof: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _prompts(path: Path) -> tuple[str, ...]:
-    """The lines of a file.
+    """Returns the lines of a file that are not blank.
 
     Raises:
-        ValueError: there is no such file, or nothing in it.
+        ValueError: the file does not exist, or has no such line.
     """
     if not path.is_file():
         raise ValueError(f"there is no prompt file {path}")
     lines = tuple(line for line in path.read_text("utf-8").splitlines() if line.strip())
     if not lines:
-        raise ValueError(f"the prompt file {path} holds no prompt")
+        raise ValueError(f"the prompt file {path} has no prompt")
     return lines

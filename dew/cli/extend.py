@@ -1,4 +1,4 @@
-"""`dew extend`: a model with more tokens."""
+"""`dew extend`: new tokens in a model's vocabulary and tokenizer."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,41 +8,41 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from dew import api as roads
+from dew import api
 from dew.cli.load import tokenizer_of
 from dew.cli.report import show
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extend:
-    """Add tokens to a model; the row of a new one is the mean of those there were."""
+    """Add tokens to a model, whose embeddings start as the mean of the old ones."""
 
     model: str
-    """Hugging Face folder, hub id, or a run of ours."""
+    """Model to extend: a Hugging Face folder, a hub id, or the folder of a dew run."""
     out: Path
-    """The folder to write; it must not be there yet."""
+    """Folder to write, which must not exist yet."""
     add_tokens: tuple[str, ...]
-    """The new tokens, such as "<tool>"."""
+    """New tokens, for example "<tool>"."""
     special: bool = False
-    """Leave them out when text is decoded without special tokens."""
+    """Mark the tokens as special: decoding without special tokens omits them."""
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
-    """Print one JSON object and no table."""
+    """Print one JSON object instead of a table."""
 
     def run(self) -> int:
-        """Extends, certifies and reports."""
-        source = roads.load(self.model)
+        """Extends, saves and certifies the model, and prints the new ids."""
+        source = api.load(self.model)
         self.out.parent.mkdir(parents=True, exist_ok=True)
-        # A folder of its own first: certifying needs a model that was loaded.
+        # Through a scratch folder, because a certificate is of a model that was loaded.
         with TemporaryDirectory(dir=self.out.parent, prefix=".extend-") as scratch:
-            grown = roads.load(
-                roads.extend_vocabulary(
+            grown = api.load(
+                api.extend_vocabulary(
                     source,
                     self.add_tokens,
                     Path(scratch) / "grown",
                     special=self.special,
                 )
             )
-            certificate = roads.save_certified(
+            certificate = api.save_certified(
                 grown, self.out, console=Console(stderr=True)
             )
             rows = grown.table.variables["params", "embed", "weight"][0]

@@ -62,7 +62,7 @@ class TrainingFlags:
     text_field: str = "text"
     """Name of the text field in .jsonl and .parquet records."""
     lora: LoraFlags = field(default_factory=LoraFlags)
-    """LoRA adapter trained in place of the model's weights."""
+    """LoRA adapter; without --lora-rank all weights are trained."""
     pad_vocab: int = 1
     """Multiple to which the vocabulary's rows are padded while training, so that they
     can be sharded evenly; exports have no padding."""

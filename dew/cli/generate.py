@@ -1,4 +1,4 @@
-"""`dew generate`: continue a prompt."""
+"""`dew generate`: continuation of a prompt by a causal language model."""
 
 import time
 from dataclasses import dataclass
@@ -19,30 +19,30 @@ class Generate:
     """Continue a prompt with a causal language model."""
 
     model: str
-    """Hugging Face folder, hub id, or a run of ours."""
+    """Model to run: a Hugging Face folder, a hub id, or the folder of a dew run."""
     prompt: str
-    """What to continue."""
+    """Text to continue."""
     max_new_tokens: int = 64
-    """Tokens to add at the most."""
+    """Maximum number of generated tokens."""
     temperature: float = 0.0
-    """0 takes the likeliest token; above it tokens are drawn."""
+    """Sampling temperature; 0 always takes the most likely token."""
     seed: int = 0
-    """Of the draws."""
+    """Random seed for sampling."""
     dtype: Precision = "float32"
-    """What the model computes in."""
+    """Precision of the forward pass."""
     road: Road = "auto"
-    """The way into JAX; auto takes the native one."""
+    """How the model is loaded into JAX; auto is native where it can, else lowered."""
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
-    """Print one JSON object and no table."""
+    """Print one JSON object instead of a table."""
 
     def run(self) -> int:
-        """Generates and prints."""
+        """Generates a continuation and prints it with its speed."""
         source = load_to_train(self.model, dtype=self.dtype, road=self.road)
         tokenizer = tokenizer_of(source)
         task = TextGeneration(source, source.variables)
         rows = [tokenizer.encode(self.prompt).ids]
 
-        def continued() -> list[int]:
+        def generate() -> list[int]:
             return task.continue_tokens(
                 rows,
                 max_new_tokens=self.max_new_tokens,
@@ -51,10 +51,10 @@ class Generate:
             )[0]
 
         with Console(stderr=True).status("compiling"):
-            new = continued()
-        # The second time is timed: the first one compiles.
+            new = generate()
+        # The first call compiles, so the second one is timed.
         began = time.perf_counter()
-        continued()
+        generate()
         speed = len(new) / (time.perf_counter() - began)
         text = tokenizer.decode(new)
         result = {"text": text, "tokens_per_second": speed}

@@ -12,32 +12,32 @@ import jax
 import tyro
 
 COORDINATOR, COUNT, INDEX = "DEW_COORDINATOR", "DEW_PROCESSES", "DEW_PROCESS"
-"""How a launched process learns its place."""
+"""Environment variables of a launched process: coordinator, count and index."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """Run a command as several processes.
+    """Run a command as several processes of one distributed run.
 
-    As in `dew launch --processes 2 -- pretrain …`, on this machine. Elsewhere, start
-    the command yourself on each host, with DEW_COORDINATOR=HOST:PORT, DEW_PROCESSES=N
-    and DEW_PROCESS=I set.
+    For example `dew launch --processes 2 -- pretrain …`, on this machine. On several
+    hosts, start the command on each of them with DEW_COORDINATOR=HOST:PORT,
+    DEW_PROCESSES=N and DEW_PROCESS=I set.
     """
 
     processes: int
-    """How many."""
+    """Number of processes."""
     command: tyro.conf.Positional[tuple[str, ...]]
-    """The command and its flags, after a --."""
+    """Command to run and its flags, after a --."""
 
     def run(self) -> int:
-        """Starts all, and ends all as soon as one fails; returns the worst code."""
+        """Runs all processes, and stops all when one fails; returns its exit code."""
         if self.processes < 1 or not self.command:
             raise ValueError(
                 "dew launch needs --processes >= 1 and a command after --, got "
-                f"{self.processes} and {' '.join(self.command) or 'none'}"
+                f"{self.processes} and {' '.join(self.command) or 'no command'}"
             )
         address = f"127.0.0.1:{_free_port()}"
-        started = [
+        processes = [
             subprocess.Popen(
                 [sys.executable, "-m", "dew", *self.command],
                 env={
@@ -46,25 +46,25 @@ class Launch:
                     COUNT: str(self.processes),
                     INDEX: str(index),
                 },
-                # One process speaks for all; what the others have to complain of is
-                # still heard.
+                # All processes print the same result, so one is forwarded; errors of
+                # the others still reach stderr.
                 stdout=subprocess.PIPE if index == 0 else subprocess.DEVNULL,
             )
             for index in range(self.processes)
         ]
-        speaker = threading.Thread(target=_forward, args=(started[0],))
-        speaker.start()
+        forwarder = threading.Thread(target=_forward, args=(processes[0],))
+        forwarder.start()
         try:
-            code = _wait(started)
-            speaker.join()
+            code = _wait(processes)
+            forwarder.join()
             return code
         finally:
-            for process in started:
+            for process in processes:
                 process.kill()
 
 
 def join_launched() -> None:
-    """Joins the run that this process was launched for, if it was."""
+    """Connects a process that `dew launch` started to its distributed run."""
     if COORDINATOR not in os.environ:
         return
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -76,7 +76,7 @@ def join_launched() -> None:
 
 
 def _wait(processes: list["subprocess.Popen[bytes]"]) -> int:
-    """The first code that is not 0, or 0 once all have ended."""
+    """Returns the first exit code that is not 0, or 0 once all have ended."""
     while True:
         codes = [process.poll() for process in processes]
         failed = [code for code in codes if code]
@@ -88,7 +88,7 @@ def _wait(processes: list["subprocess.Popen[bytes]"]) -> int:
 
 
 def _forward(process: "subprocess.Popen[bytes]") -> None:
-    """Passes on what a process prints, but for gloo's greetings among the JSON."""
+    """Copies a process's stdout to this one's, without the lines that gloo prints."""
     for line in process.stdout or ():
         if not line.startswith(b"[Gloo]"):
             sys.stdout.buffer.write(line)

@@ -1,4 +1,4 @@
-"""What every command that takes a model does with it."""
+"""Models, tokenizers and text from the addresses on a command line."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from rich.console import Console
 from tokenizers import Tokenizer
 
-from dew import api as roads
+from dew import api
 from dew.api import Road
 from dew.converters.folder.folder import CONFIG, bin_files
 from dew.converters.folder.weights import read_weights
@@ -35,12 +35,12 @@ def load_to_train(
     remat: Remat = "none",
     stack: Stack = "auto",
 ) -> Pretrained:
-    """Loads a model that computes in `dtype`, over weights as they are stored.
+    """Loads a model that computes in `dtype`; weights keep their stored dtype.
 
     A stack in `auto` is unrolled on a CPU, where that ran 1.8 times faster, and scanned
-    elsewhere, where it compiles sooner.
+    elsewhere, where it compiles faster.
     """
-    source = roads.load(address, road=road)
+    source = api.load(address, road=road)
     if not isinstance(source.model, Decoder):
         return source
     is_scanned = stack == "scanned" or (
@@ -51,29 +51,31 @@ def load_to_train(
 
 
 def texts(paths: Sequence[str], *, field: str, console: Console) -> Documents:
-    """Opens documents and says aloud which files of a folder were passed over."""
+    """Opens text documents, and prints which files of a folder were skipped."""
     documents = open_documents(*paths, text_field=field)
     if documents.skipped:
-        console.print(f"not text, passed over: {', '.join(documents.skipped[:5])}")
+        console.print(
+            f"skipped files that are not text: {', '.join(documents.skipped[:5])}"
+        )
     return documents
 
 
 def tokenizer_of(source: Pretrained) -> Tokenizer:
-    """Returns the model's tokenizer.
+    """Returns the tokenizer stored with a model.
 
     Raises:
-        ValueError: its folder has none.
+        ValueError: the model's folder has no tokenizer.json.
     """
     if source.tokenizer is None:
-        raise ValueError(f"{source.address} has no tokenizer.json, which text needs")
+        raise ValueError(f"{source.address} has no tokenizer.json, needed to read text")
     return source.tokenizer
 
 
 def weights_hash(address: str) -> str:
-    """The content hash of a folder's weights, whoever is going to read them.
+    """Returns the content hash of a folder's weights, in any file format.
 
     Raises:
-        ValueError: it holds none.
+        ValueError: the folder has no weights.
     """
     folder = local_folder(address)
     weights = read_weights(folder)
@@ -81,7 +83,7 @@ def weights_hash(address: str) -> str:
         return weights.content_hash
     files = bin_files(folder)
     if not files:
-        raise ValueError(f"{address} holds no weights")
+        raise ValueError(f"{address} has no weights")
     digest = sha256()
     for file in files:
         with file.open("rb") as stream:
@@ -90,61 +92,62 @@ def weights_hash(address: str) -> str:
 
 
 def num_blocks(source: Pretrained) -> int:
-    """How many blocks a model has whose states can be asked for.
+    """Returns the number of blocks whose hidden states a model can return.
 
     Raises:
-        ValueError: it does not say.
+        ValueError: the model does not declare its number of blocks.
     """
-    model: Any = source.model
+    model: object = source.model
     if isinstance(model, Decoder):
         return model.config.layers
-    if isinstance(model, Counted):
+    if isinstance(model, CountsBlocks):
         return model.num_blocks
-    raise ValueError(f"{source.address} does not say how many blocks it has")
+    raise ValueError(f"the number of blocks of {source.address} is unknown")
 
 
 def configured_blocks(address: str) -> int:
-    """How many blocks a folder's config says that its model has.
+    """Returns the number of blocks in a folder's config.json.
 
     Raises:
-        ValueError: it says so in no field that we know.
+        ValueError: no field of the config is a number of blocks.
     """
     config = json.loads((local_folder(address) / CONFIG).read_text(encoding="utf-8"))
     for name in ("num_hidden_layers", "n_layer", "num_layers"):
         if name in config:
             return int(config[name])
-    raise ValueError(f"the config of {address} does not count its blocks")
+    raise ValueError(f"the config of {address} has no field for its number of blocks")
 
 
 @runtime_checkable
-class Counted(Protocol):
-    """A model that counts its blocks, as a lowered one."""
+class CountsBlocks(Protocol):
+    """A model that declares its number of blocks, as a lowered one does."""
 
     @property
     def num_blocks(self) -> int:
-        """How many there are."""
+        """Number of blocks, in the order of the forward pass."""
         ...
 
 
 def eos_of(source: Pretrained) -> int | None:
-    """The id that ends a document, None where the model has none."""
+    """Returns the token id that ends a document; None if the model has none."""
     return source.eos_ids[0] if source.eos_ids else None
 
 
 def num_rows(source: Pretrained) -> int:
-    """How many rows a model's logits have."""
+    """Returns the vocabulary size of a model, the last axis of its logits."""
     config: Any = source.config
     return int(config["vocab_size"])
 
 
 def common_vocabulary(student: Pretrained, teacher: Pretrained) -> VocabularyMap | None:
-    """The classes that both sides score; None where rows mean the same on both.
+    """Returns the tokens that both models share; None if their vocabularies are equal.
 
     Raises:
-        ValueError: the tokenizers cannot be proved to agree.
+        ValueError: the tokenizers do not provably agree.
     """
-    sides = [(tokenizer_of(one), num_rows(one)) for one in (student, teacher)]
-    (ours, our_rows), (theirs, their_rows) = sides
-    if our_rows == their_rows and tokenizer_hash(ours) == tokenizer_hash(theirs):
+    student_rows, teacher_rows = num_rows(student), num_rows(teacher)
+    tokenizers = tokenizer_of(student), tokenizer_of(teacher)
+    hashes = {tokenizer_hash(tokenizer) for tokenizer in tokenizers}
+    if student_rows == teacher_rows and len(hashes) == 1:
         return None
-    return align(ours, theirs, student_rows=our_rows, teacher_rows=their_rows)
+    return align(*tokenizers, student_rows=student_rows, teacher_rows=teacher_rows)

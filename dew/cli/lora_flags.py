@@ -1,11 +1,10 @@
-"""Flags of a run that trains an adapter and leaves the weights as they are."""
+"""Flags of a LoRA adapter, trained while the model's weights stay frozen."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import jax
 
-from dew.converters.lora.adapters import Adapted, adapt
+from dew.converters.lora import adapters
 from dew.converters.lora.config import ALL_LINEAR, Lora
 from dew.converters.pretrained import Pretrained
 from dew.typing import PathFilter
@@ -13,24 +12,25 @@ from dew.typing import PathFilter
 
 @dataclass(frozen=True, kw_only=True)
 class LoraFlags:
-    """What to adapt and how; without --lora-rank all weights are trained."""
+    """Settings of a LoRA adapter; without --lora-rank all weights are trained."""
 
     lora_rank: int | None = None
-    """Train a LoRA adapter of this rank, and export it as PEFT's folder."""
+    """Rank of the LoRA adapter, which is exported as a PEFT folder."""
     lora_alpha: float = 8.0
-    """What it says is multiplied by alpha / rank."""
+    """LoRA alpha; the adapter's output is scaled by alpha / rank."""
     lora_targets: tuple[str, ...] = (ALL_LINEAR,)
-    """Ends of torch's module names such as q_proj v_proj, or all-linear."""
+    """Modules to adapt, by suffix of their torch names, for example q_proj v_proj; or
+    all-linear."""
     lora_dropout: float = 0.0
-    """Of the adapter's input, in training."""
+    """Dropout probability of the adapter's input in training."""
     lora_rslora: bool = False
-    """Multiply by alpha / √rank instead."""
+    """Rank-stabilised LoRA: scale the adapter's output by alpha / √rank."""
     lora_save: tuple[str, ...] = ()
-    """Modules to train whole, and keep with the adapter."""
+    """Modules trained in full and saved with the adapter, by suffix of their names."""
 
     @property
-    def chosen(self) -> Lora | None:
-        """The adapter asked for."""
+    def settings(self) -> Lora | None:
+        """Settings of the adapter; None without --lora-rank."""
         if self.lora_rank is None:
             return None
         is_all = self.lora_targets == (ALL_LINEAR,)
@@ -43,17 +43,17 @@ class LoraFlags:
             to_save=self.lora_save,
         )
 
-    def adapted(self, source: Pretrained, seed: int) -> Pretrained:
-        """The model with a new adapter, or as it is where none is asked for."""
-        if self.chosen is None:
+    def adapt(self, source: Pretrained, seed: int) -> Pretrained:
+        """Returns the model with a new adapter, or unchanged without --lora-rank."""
+        if self.settings is None:
             return source
-        return adapt(source, self.chosen, key=jax.random.key(seed))
+        return adapters.adapt(source, self.settings, key=jax.random.key(seed))
 
-    def config(self) -> dict[str, Any] | None:
-        """The adapter's settings as JSON."""
-        return None if self.chosen is None else asdict(self.chosen)
+    def config(self) -> dict[str, object] | None:
+        """Returns the settings as JSON values, as they are recorded in run.json."""
+        return None if self.settings is None else asdict(self.settings)
 
 
 def trained_by(source: Pretrained) -> PathFilter | None:
-    """What of a model a run trains: all of it, or its adapter alone."""
-    return source.is_trained if isinstance(source, Adapted) else None
+    """Returns the filter of trained variables: the adapter's, or None for all."""
+    return source.is_trained if isinstance(source, adapters.Adapted) else None

@@ -1,4 +1,4 @@
-"""`dew COMMAND …`: parses, runs, and turns bad input into one clear line."""
+"""Entry point of `dew COMMAND …`, which reports bad input in one line."""
 
 import os
 import sys
@@ -43,8 +43,8 @@ Command: TypeAlias = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code.
 
-    0 is right, 1 says that a check failed, 2 that the input was bad; what was wrong is
-    one line on stderr. `DEW_TRACEBACK=1` shows where it was raised as well.
+    The code is 0 for success, 1 for a failed check and 2 for bad input, with the error
+    as one line on stderr. `DEW_TRACEBACK=1` prints the traceback instead.
     """
     command = tyro.cli(
         Command,

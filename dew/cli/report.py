@@ -1,4 +1,4 @@
-"""What a command shows of itself: a table for people, one JSON object for programs."""
+"""Reports of a command: a table for people, or one JSON object for programs."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ def show(
 
 
 class Display(Callback):
-    """A training run on the screen; it keeps what the report needs."""
+    """Progress bar of a training run, which also records its figures for the report."""
 
     def __init__(self, console: Console, meter: Meter) -> None:
         self.console, self.meter = console, meter
@@ -40,13 +40,13 @@ class Display(Callback):
         self._progress: Progress | None = None
 
     def on_start(self, step: int, steps: int) -> None:
-        """Puts up the bar."""
+        """Shows the progress bar and restarts the meter."""
         self._progress = Progress(steps, done=step, console=self.console)
         self._progress.__enter__()
         self.meter.restart()
 
     def on_log(self, log: Log) -> None:
-        """Moves the bar on."""
+        """Records an interval's losses and updates the progress bar."""
         self.losses += [commit.loss for commit in log.commits]
         for commit in log.commits:
             for name, value in commit.metrics.items():
@@ -57,19 +57,19 @@ class Display(Callback):
             self._progress.update(log.step, {**log.metrics, **self.meter.metrics()})
 
     def on_eval(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Prints a pass's numbers."""
+        """Records and prints the metrics of an evaluation."""
         self.evaluations[step] = dict(metrics)
         shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         self._note(f"step {step}: {shown}")
         self.meter.restart()
 
     def on_save(self, step: int) -> None:
-        """Says that a checkpoint is on its way."""
+        """Prints that a checkpoint is being written."""
         self._note(f"step {step}: checkpoint")
         self.meter.restart()
 
     def on_end(self, faults: Sequence[str]) -> None:
-        """Takes the bar down."""
+        """Removes the progress bar and prints the trackers' errors."""
         if self._progress is not None:
             self._progress.__exit__(None, None, None)
         for fault in faults:

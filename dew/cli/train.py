@@ -84,10 +84,10 @@ class TrainingResult:
 
 
 def prepare_model(flags: TrainingFlags, source: Pretrained) -> Pretrained:
-    """Returns the model to train: padded and with a LoRA adapter where flags ask."""
+    """Returns the model to train: with padding and a LoRA adapter by its flags."""
     if flags.pad_vocab != 1:
         source = pad_vocabulary(source, flags.pad_vocab)
-    return flags.lora.adapted(source, flags.seed)
+    return flags.lora.adapt(source, flags.seed)
 
 
 def text_batches(flags: TrainingFlags, source: Pretrained, console: Console) -> Batches:

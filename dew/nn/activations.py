@@ -1,4 +1,4 @@
-"""Activation functions by the names that config.json files use."""
+"""Activation functions, by their names in config.json files."""
 
 from collections.abc import Callable
 
@@ -10,21 +10,22 @@ from jaxtyping import Array
 Activation = Callable[[Array], Array]
 
 
-def rounded_once(activation: Activation) -> Activation:
-    """The activation worked out in float32 and rounded once, as torch's kernels do.
+def round_once(activation: Activation) -> Activation:
+    """Returns the activation computed in float32 and rounded once, as torch's are.
 
-    The backward pass keeps x alone and works out the rest again.
+    The backward pass stores x alone and recomputes the rest.
     """
 
-    def wide(x: Array) -> Array:
+    def in_float32(x: Array) -> Array:
         return activation(x.astype(jnp.float32)).astype(x.dtype)
 
-    lean = jax.checkpoint(wide, prevent_cse=False)
-    return lambda x: activation(x) if x.dtype.itemsize >= 4 else lean(x)
+    # Without recomputation the float32 copy of x would be stored for the backward pass.
+    half = jax.checkpoint(in_float32, prevent_cse=False)
+    return lambda x: activation(x) if x.dtype.itemsize >= 4 else half(x)
 
 
 ACTIVATIONS = {
-    name: rounded_once(activation)
+    name: round_once(activation)
     for name, activation in {
         "silu": nn.silu,
         "swish": nn.silu,
@@ -39,4 +40,4 @@ ACTIVATIONS = {
         "tanh": jnp.tanh,
     }.items()
 }
-"""Activations by the names that Hugging Face configs use."""
+"""Activations by the names in Hugging Face configs."""

@@ -1,89 +1,110 @@
-"""What a transformer is made of, as values. A family of models is one such value."""
+"""Configurations of a transformer as frozen values, one of which is a model family.
 
+>>> attention = Attention(heads=4, kv_heads=2, head_dim=8, windows=(0, 16))
+>>> config = DecoderConfig(
+...     vocab=97, embed=32, layers=2, attention=attention, mlp=MLP(dim=64)
+... )
+>>> config.attention.window(1), config.is_uniform
+(16, False)
+"""
+
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from dew.nn.rope import Rope
 
 
 @dataclass(frozen=True, kw_only=True)
 class Norm:
-    """A normalisation: `rms`, or `layer` which takes the mean away first.
-
-    The weight is `offset` plus what is stored, absent without `scaled`; it multiplies
-    in float32 where `float32_weight`, after rounding to the dtype of x otherwise.
-    """
+    """Layer or RMS normalisation of the last axis."""
 
     kind: Literal["rms", "layer"] = "rms"
+    """RMS normalisation, or layer normalisation, which subtracts the mean first."""
     eps: float = 1e-6
+    """Added to the mean square before the square root."""
     offset: float = 0.0
+    """Added to the stored weight before it multiplies (1 in Gemma)."""
     bias: bool = False
+    """Whether a bias is added after the weight."""
     scaled: bool = True
+    """Whether there is a weight."""
     float32_weight: bool = False
+    """Whether the weight multiplies in float32, before rounding to the dtype of x."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QKNorm:
-    """Norms of queries and keys before they are turned.
-
-    `shared_by` says what one norm covers: `head`, a head, with the same weights for
-    all; `each`, a head, each with its own; `flat`, all heads laid end to end.
-    """
+    """Normalisation of queries and keys before the rotary embedding."""
 
     norm: Norm
     shared_by: Literal["head", "each", "flat"] = "head"
+    """Axes and weights: `head` normalises each head, with one weight for all of them;
+    `each` normalises each head with a weight of its own; `flat` normalises all heads
+    together, as one vector."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Latent:
-    """Keys and values of all heads come from one vector of `rank` numbers.
+    """Multi-head latent attention: keys and values from one low-rank vector.
 
-    Queries come from one of `query_rank`, or straight from x where None. `rope_dim` of
-    a head's dimensions turn, and their keys are the same in all heads; values have
-    `value_dim` dimensions.
+    DeepSeek-AI, "DeepSeek-V2" (2024), section 2.1.
     """
 
     rank: int
+    """Width of the vector from which keys and values of all heads are projected."""
     rope_dim: int
+    """Dimensions of each head that are rotated; their keys are shared by all heads."""
     value_dim: int
+    """Dimensions of a head's values."""
     query_rank: int | None = None
+    """Width of the vector for queries; None projects them from x directly."""
     bias: bool = False
+    """Whether the projections to the low-rank vectors have biases."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """Grouped-query attention: `heads` queries share `kv_heads` keys and values.
-
-    Scores are multiplied by `scale`, or by head_dim ** -0.5 where None, divided by the
-    layer's number, from 1, where `scale_by_layer_number`, and limited to ± `softcap`.
-    Each entry of `windows` is the number of keys, its own included, that a query of
-    that layer attends to backwards, and forwards in an encoder; 0 is all. Layers with a
-    window use the rotary embedding `local_rope` where it is not None. Layers flagged in
-    `no_rope_layers` have no rotary embedding, nor has any where `rope` is None. `alibi`
-    biases scores by distance instead. `sinks` give each head a score that belongs to no
-    key.
-    Queries, keys and values are clipped to ± `clip`, and come through `latent` where
-    there is one.
-    """
+    """Grouped-query attention, in which `heads` queries share `kv_heads` keys."""
 
     heads: int
+    """Query heads, a multiple of `kv_heads`."""
     kv_heads: int
+    """Key and value heads, each shared by heads / kv_heads query heads."""
     head_dim: int
+    """Dimensions of a head's queries and keys."""
     rope: Rope | None = None
+    """Rotary embedding; None for models without one."""
     local_rope: Rope | None = None
+    """Rotary embedding of the layers with a window, where it differs from `rope`."""
     no_rope_layers: tuple[bool, ...] = ()
+    """One flag per layer, true for layers without rotary embedding; empty for none."""
     windows: tuple[int, ...] = ()
+    """Sliding window of each layer: the number of keys, its own included, to which a
+    query attends backwards, and in an encoder forwards too. 0 is no window; empty is
+    none in any layer."""
     qkv_bias: bool = False
+    """Whether the query, key and value projections have biases."""
     out_bias: bool = False
+    """Whether the output projection has a bias."""
     qk_norm: QKNorm | None = None
+    """Normalisation of queries and keys; None for models without one."""
     scale: float | None = None
+    """Factor of the scores; None is head_dim ** -0.5."""
     scale_by_layer_number: bool = False
+    """Whether scores are divided by the number of the layer, counted from 1 (GPT-2)."""
     softcap: float | None = None
+    """Limit c of scores, as c · tanh(scores / c)."""
     alibi: bool = False
+    """Whether scores have ALiBi's linear bias by distance (BLOOM, MPT)."""
     sinks: bool = False
+    """Whether each head has a learned score that belongs to no key (gpt-oss)."""
     clip: float | None = None
+    """Limit ± clip of queries, keys and values after their projections."""
     latent: Latent | None = None
+    """Low-rank projections of multi-head latent attention; None projects directly."""
     dropout: float = 0.0
+    """Dropout probability of attention weights in training."""
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -93,49 +114,50 @@ class Attention:
             )
 
     def window(self, layer: int) -> int:
-        """How many keys a query of this layer sees, 0 for all."""
+        """Returns the sliding window of a layer in keys, 0 for none."""
         return self.windows[layer] if self.windows else 0
 
     def scale_of(self, layer: int) -> float:
-        """What scores of this layer are multiplied by."""
+        """Returns the factor of a layer's scores."""
         scale = self.head_dim**-0.5 if self.scale is None else self.scale
         scale *= self.rope.sharpness if self.rope else 1
         return scale / (layer + 1) if self.scale_by_layer_number else scale
 
     def rope_of(self, layer: int) -> Rope | None:
-        """The rotary embedding of this layer."""
+        """Returns the rotary embedding of a layer; None if it has none."""
         if self.no_rope_layers and self.no_rope_layers[layer]:
             return None
         return self.local_rope if self.is_local(layer) else self.rope
 
     def is_local(self, layer: int) -> bool:
-        """Whether this layer turns by `local_rope`."""
+        """Returns whether a layer uses `local_rope`."""
         return self.local_rope is not None and self.window(layer) > 0
 
     @property
     def value_dim(self) -> int:
-        """Dimensions of a head's values."""
+        """Dimensions of the values of one head."""
         return self.latent.value_dim if self.latent else self.head_dim
 
 
 @dataclass(frozen=True, kw_only=True)
 class MLP:
-    """down(act(gate x) · up x), or down(act(up x)) unless `gated`; `dim` wide.
-
-    All of them have biases or none.
-    """
+    """Feed-forward layer: down(act(gate x) · up x), or down(act(up x)) without gate."""
 
     dim: int
+    """Width of the hidden layer."""
     activation: str = "silu"
+    """Name in `dew.nn.activations.ACTIVATIONS`, as in config.json files."""
     bias: bool = False
+    """Whether all projections have biases."""
     gated: bool = True
+    """Whether there is a gate projection."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clamp:
-    """(up x + 1) · g · sigmoid(`alpha` g) for g = gate x, both within ± `limit`.
+    """Clamped gate of experts: (up x + 1) · g · sigmoid(alpha · g) with g = gate x.
 
-    The gate has no lower limit.
+    up x is limited to ± `limit`, g from above alone (gpt-oss).
     """
 
     alpha: float
@@ -144,32 +166,40 @@ class Clamp:
 
 @dataclass(frozen=True, kw_only=True)
 class MoE:
-    """A mixture of `experts` MLPs, of which each token reads the `top_k` best.
-
-    Scores are the router's softmax or sigmoid, divided by the sum of the chosen ones
-    where `normalize`, and times `scale`. With `groups`, experts stand in that many
-    equal groups, and only the `top_groups` whose `group_top_k` sum highest are open.
-    With `balanced`, a bias beside the parameters joins the scores for the choice alone.
-    `shared` is an MLP that every token reads as well, times the sigmoid of a score of
-    its own where `shared_gate`. `clamp` changes what the gate does.
-    """
+    """Mixture of expert MLPs, of which the router selects `top_k` for each token."""
 
     experts: int
+    """Number of experts."""
     top_k: int
+    """Experts selected for each token."""
     dim: int
+    """Width of each expert's hidden layer."""
     activation: str = "silu"
+    """Name in `dew.nn.activations.ACTIVATIONS`, as in config.json files."""
     scoring: Literal["softmax", "sigmoid"] = "softmax"
+    """Function from router logits to scores."""
     normalize: bool = True
+    """Whether the selected experts' scores are divided by their sum."""
     scale: float = 1.0
+    """Factor of the experts' weights."""
     groups: int = 1
+    """Equal groups of consecutive experts, of which `top_groups` are selected first."""
     top_groups: int = 1
+    """Groups from which a token's experts are selected."""
     group_top_k: int = 2
+    """Highest scores of a group whose sum is the group's own score."""
     balanced: bool = False
+    """Whether a bias, not a parameter, is added to scores for the selection alone."""
     shared: MLP | None = None
+    """MLP that is applied to every token besides the selected experts."""
     shared_gate: bool = False
+    """Whether the shared MLP's output is multiplied by a learned sigmoid gate."""
     router_bias: bool = False
+    """Whether the router's logits have a bias."""
     bias: bool = False
+    """Whether the experts' projections have biases."""
     clamp: Clamp | None = None
+    """Clamped gate in place of act(gate x) · up x."""
 
     def __post_init__(self) -> None:
         faults = []
@@ -193,19 +223,19 @@ class MoE:
 
 @dataclass(frozen=True, kw_only=True)
 class Residual:
-    """How a block joins the residual stream x.
-
-    `norms` stand before attention and MLP, after them, on both sides, or after the sum
-    with x. A `parallel` block reads one x for both parts, through one norm where
-    `shared`. The output of each part is multiplied by `scale`. Where `no_first_norm`,
-    the first block's attention reads x without a norm.
-    """
+    """Arrangement of a block's norms and sums around the residual stream x."""
 
     norms: Literal["before", "after", "both", "sum"] = "before"
+    """Place of the norms: before attention and MLP (pre-norm), after them, on both
+    sides, or after the sum with x (post-norm)."""
     parallel: bool = False
+    """Whether attention and MLP read the same x and are added to it together."""
     shared: bool = False
+    """Whether one norm serves both parts of a parallel block."""
     scale: float = 1.0
+    """Factor of the output of attention and of the MLP."""
     no_first_norm: bool = False
+    """Whether the first block's attention reads x without a norm (ModernBERT)."""
 
     def __post_init__(self) -> None:
         if self.parallel and self.norms == "sum":
@@ -216,52 +246,56 @@ class Residual:
 
 @dataclass(frozen=True, kw_only=True)
 class Embedding:
-    """Rows of the table times `scale`, plus learned positions, then a norm.
-
-    Position p reads row p + `offset` of the `positions` rows; 0 rows is no positions.
-    Where `positions_from_mask`, a position is the number of earlier tokens that are not
-    padding.
-    """
+    """Input embeddings: token rows times `scale`, plus positions, then a norm."""
 
     scale: float = 1.0
+    """Factor of the token embeddings."""
     positions: int = 0
+    """Rows of the table of learned positions; 0 for models without one."""
     offset: int = 0
+    """Rows before that of position 0 (OPT)."""
     positions_from_mask: bool = False
+    """Whether a token's position is the number of earlier tokens that are not padding,
+    and not its index."""
     norm: Norm | None = None
+    """Norm after the sum; None for models without one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """Logits: products with the table, plus a bias, times `scale`, within ± softcap.
-
-    `tied` uses the embedding as the table.
-    """
+    """Language-model head: logits are final states times a table, plus a bias."""
 
     tied: bool = False
+    """Whether the table is the input embedding."""
     bias: bool = False
+    """Whether logits have a bias."""
     scale: float = 1.0
+    """Factor of the logits, before the cap."""
     softcap: float | None = None
+    """Limit c of logits, as c · tanh(logits / c)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """What decoders and encoders have in common: an embedding and a stack of blocks.
-
-    The layers named in `dense` have that MLP instead of the mixture `mlp`.
-    `init_std` is the scale of weights drawn from a key.
-    """
+    """Settings common to decoders and encoders: an embedding and a stack of blocks."""
 
     vocab: int
+    """Vocabulary size."""
     embed: int
+    """Width of the hidden states."""
     layers: int
+    """Number of blocks."""
     attention: Attention
     mlp: MLP | MoE
     norm: Norm = Norm()
+    """Norm of the blocks and of the final states."""
     residual: Residual = Residual()
     embedding: Embedding = Embedding()
     dense: MLP | None = None
+    """MLP of the layers in `dense_layers`, in place of the mixture `mlp`."""
     dense_layers: tuple[int, ...] = ()
     init_std: float = 0.02
+    """Standard deviation of initial weights."""
 
     def __post_init__(self) -> None:
         lists = {
@@ -278,21 +312,21 @@ class TransformerConfig:
             raise ValueError(f"{type(self).__name__}: " + "; ".join(faults))
 
     def mlp_of(self, layer: int) -> MLP | MoE:
-        """The feed-forward part of this layer."""
+        """Returns the settings of a layer's feed-forward part."""
         return self.dense if self.dense and layer in self.dense_layers else self.mlp
 
-    def stored(self, layer: int) -> int:
-        """The number under which this layer's weights are stored."""
+    def stored_index(self, layer: int) -> int:
+        """Returns the index under which a layer's weights are stored."""
         return layer
 
     def has_attn_norm(self, layer: int) -> bool:
-        """Whether a norm stands before this layer's attention."""
+        """Returns whether a layer has a norm before its attention."""
         return self.residual.norms in ("before", "both") and not (
             self.residual.no_first_norm and layer == 0
         )
 
-    def kind_of(self, layer: int) -> tuple[Any, ...]:
-        """How this layer is built, as a value that layers built alike share."""
+    def kind_of(self, layer: int) -> tuple[Hashable, ...]:
+        """Returns all settings that differ by layer, equal for layers built alike."""
         c = self.attention
         return (
             c.window(layer),
@@ -304,58 +338,59 @@ class TransformerConfig:
 
     @property
     def is_uniform(self) -> bool:
-        """Whether every layer is built like the first, with weights of its own."""
+        """Whether all layers are built alike, each with weights of its own."""
         kinds = {self.kind_of(i) for i in range(self.layers)}
-        stored = {self.stored(i) for i in range(self.layers)}
+        stored = {self.stored_index(i) for i in range(self.layers)}
         return len(kinds) <= 1 and len(stored) == self.layers
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig(TransformerConfig):
-    """A causal transformer, from token ids to logits.
-
-    Token tables have width `embedding_width` where it is not None: a linear map widens
-    their rows, and another narrows the final states. They have `extra_rows` rows after
-    those of the vocabulary, to be split evenly: no tokens, so no logits.
-    """
+    """Settings of a causal transformer, from token ids to logits."""
 
     head: Head = Head()
     embedding_width: int | None = None
+    """Width of the token tables where it is not `embed`: a linear map widens embeddings
+    and another narrows final states (OPT-350m)."""
     extra_rows: int = 0
+    """Rows of the token tables past the vocabulary, which let them be sharded evenly;
+    they have no tokens and no logits."""
 
     @property
     def rows(self) -> int:
-        """Rows of a table of tokens, spare ones included."""
+        """Rows of the token tables, extra rows included."""
         return self.vocab + self.extra_rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dense:
-    """act(W x + b), and then the model's norm where `normed`.
-
-    The activation is that of the MLPs where None.
-    """
+    """Dense layer of an encoder's head: act(W x + b), then optionally the norm."""
 
     activation: str | None = None
+    """Name of the activation; None is that of the MLPs."""
     bias: bool = True
     normed: bool = False
+    """Whether the model's norm follows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig:
-    """What is read off an encoder's final states.
+    """Head of an encoder: pooling, a dense layer, then tokens' or labels' logits.
 
-    Of every position, or with `pool` of one vector for the text: its `first` position
-    or the `mean` of those that are no padding. It goes through `dense`, and from there
-    to the vocabulary by `head`, or to as many scores as `labels`; `single` drops the
-    axis of one score. Without either there are no logits.
+    Without `head` and `labels` there are no logits.
     """
 
     pool: Literal["first", "mean"] | None = None
+    """One vector per text, the final state of the `first` position or the `mean` over
+    those that are not padding; None keeps every position."""
     dense: Dense | None = None
+    """Dense layer before the logits."""
     head: Head | None = None
+    """Logits over the vocabulary; excludes `labels`."""
     labels: int | None = None
+    """Number of logits per text or position, for classification; excludes `head`."""
     single: bool = False
+    """Whether the last axis, of one logit, is dropped; needs `labels` = 1."""
 
     def __post_init__(self) -> None:
         faults = []
@@ -368,7 +403,7 @@ class HeadConfig:
 
     @property
     def kind(self) -> Literal["vocab", "pooler", "text", "single", "token"]:
-        """What it is for."""
+        """Kind of head: vocabulary, pooler, text, one number, or token labels."""
         if self.head:
             return "vocab"
         if self.pool:
@@ -378,19 +413,19 @@ class HeadConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig(TransformerConfig):
-    """A transformer in which every token sees all others, from token ids to `readout`.
-
-    Tokens are of `types` kinds, each with a row that is added; 0 rows is no kinds. The
-    embedding is `embedding_width` wide and a linear map widens it, unless None.
-    Positions do not count tokens `padding`. Entry i of `shared` is the number of the
-    stored block that stands in place i; without entries each block has its own weights.
-    """
+    """Settings of a bidirectional transformer, from token ids to its `readout`."""
 
     readout: HeadConfig = HeadConfig()
+    """Head over the final states."""
     types: int = 0
+    """Rows of the token-type embedding; 0 for models without one."""
     embedding_width: int | None = None
+    """Width of the token table where it is not `embed`; a linear map widens it."""
     padding: int | None = None
+    """Token id that is not counted in positions; None counts all tokens."""
     shared: tuple[int, ...] = ()
+    """Index of the stored block of each layer, where layers share weights (ALBERT);
+    empty stores each layer's own."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -400,6 +435,6 @@ class EncoderConfig(TransformerConfig):
                 f"layers, got {len(self.shared)}"
             )
 
-    def stored(self, layer: int) -> int:
-        """The number under which this layer's weights are stored."""
+    def stored_index(self, layer: int) -> int:
+        """Returns the index under which a layer's weights are stored."""
         return self.shared[layer] if self.shared else layer

@@ -1,12 +1,12 @@
-"""A causal transformer decoder, from token ids to logits."""
+"""Causal transformer decoder with a key/value cache, from token ids to logits."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from dew.nn.attention import Context, visible_keys
@@ -25,23 +25,37 @@ from dew.typing import Outputs, Variables
 
 
 class Decoder(nn.Module):
-    """Token ids to logits: embedding, blocks, final norm, output matrix.
+    """Causal transformer: embedding, blocks, final norm and language-model head.
 
-    `dtype` is what it computes in, the embedding's own where None; norms' statistics,
-    softmax and logits are float32 in any case. `scan` runs the blocks as one loop over
-    their stacked weights where all are built alike: on a CPU unrolled blocks ran 1.8
-    times faster, on accelerators a scan saves compile time. Results and variables are
-    the same. Where positions are learned, a text longer than their table is an error;
-    `positions` stated to a compiled call are not looked at, and make NaN past it.
+    `dtype` is the precision of the forward pass, by default that of the embedding;
+    statistics of norms, softmax and logits are float32 in any case. `scan` runs the
+    blocks as one loop over their stacked weights where all are built alike: on a CPU
+    unrolled blocks ran 1.8 times faster, on accelerators a scan saves compile time.
+    Results and variables are the same. Where positions are learned, a text longer than
+    their table is an error; `positions` given to a compiled call cannot be checked, and
+    give NaN past the table.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> from dew.nn import MLP, Attention, DecoderConfig, Rope
+    >>> attention = Attention(heads=4, kv_heads=2, head_dim=8, rope=Rope(dim=8))
+    >>> config = DecoderConfig(
+    ...     vocab=97, embed=32, layers=2, attention=attention, mlp=MLP(dim=64)
+    ... )
+    >>> decoder, inputs = Decoder(config), {"tokens": jnp.ones((1, 5), jnp.int32)}
+    >>> variables = decoder.init(jax.random.key(0), inputs)
+    >>> outputs = decoder.apply(variables, inputs, layers=(0,))
+    >>> outputs.logits.shape, outputs.hidden[0].shape
+    ((1, 5, 97), (1, 5, 32))
     """
 
     config: DecoderConfig
-    dtype: Any = None
+    dtype: DTypeLike | None = None
     scan: bool = False
     remat: Remat = "none"
 
     def setup(self) -> None:
-        """Declares the parts under the names of the canonical tree."""
+        """Declares the submodules; attribute names are the names in checkpoints."""
         c = self.config
         init = nn.initializers.normal(c.init_std)
         width = c.embed if c.embedding_width is None else c.embedding_width
@@ -66,7 +80,7 @@ class Decoder(nn.Module):
         train: bool = False,
         layers: Sequence[int] = (),
     ) -> Outputs:
-        """Logits, the final hidden states, and the outputs of the blocks asked for."""
+        """Returns logits, final hidden states, and the outputs of blocks `layers`."""
         final, hidden = self._trunk(inputs, train=train, layers=layers)
         return Outputs(logits=self.unembed(final), final=final, hidden=hidden)
 
@@ -77,36 +91,36 @@ class Decoder(nn.Module):
         train: bool = False,
         layers: Sequence[int] = (),
     ) -> Float[Array, "batch seq embed"]:
-        """The final hidden states alone."""
+        """Returns the final hidden states [batch, seq, embed], without logits."""
         return self._trunk(inputs, train=train, layers=layers)[0]
 
     def unembed(
         self, final: Float[Array, "batch seq embed"]
     ) -> Float[Array, "batch seq vocab"]:
-        """Scores of every token of the vocabulary, float32."""
+        """Returns the logits of final hidden states, float32."""
         c = self.config
         final = final if c.embedding_width is None else self.narrow(final)
         logits = self.head(final, self.embed() if c.head.tied else None)
-        # Cut from the logits and not from the table, whose rows stay split evenly.
+        # The logits are cut and not the table, whose rows stay evenly sharded.
         return logits[..., : c.vocab] if c.extra_rows else logits
 
     def _trunk(
         self, inputs: Mapping[str, Array], *, train: bool, layers: Sequence[int]
     ) -> tuple[Array, tuple[Array, ...]]:
-        wanted = [self._block_index(i) for i in layers]
+        indices = [self._block_index(i) for i in layers]
         context, positions = self._context(inputs)
-        x = self._embedded(inputs["tokens"], positions)
+        x = self._embed(inputs["tokens"], positions)
         x, outputs = self.layers(
             x,
             context,
             train=train,
-            wanted=sorted({i for i in wanted if i < self.config.layers}),
+            outputs=sorted({i for i in indices if i < self.config.layers}),
         )
         final = x if self.config.residual.norms == "sum" else self.norm(x)
         outputs[self.config.layers] = final
-        return final, tuple(outputs[i] for i in wanted)
+        return final, tuple(outputs[i] for i in indices)
 
-    def _embedded(
+    def _embed(
         self, tokens: Int[Array, "batch seq"], positions: Int[Array, "batch seq"]
     ) -> Float[Array, "batch seq embed"]:
         c, table = self.config.embedding, self.embed()
@@ -128,11 +142,13 @@ class Decoder(nn.Module):
     def _context(
         self, inputs: Mapping[str, Array]
     ) -> tuple[Context, Int[Array, "batch seq"]]:
-        """What the blocks share, cached or not, and the position of every token."""
+        """Returns masks and rotary tables of the blocks, and every token's position."""
         tokens = inputs["tokens"]
         seq = tokens.shape[1]
         if self.has_variable("cache", "length"):
-            mask, slot = self._cached(inputs)
+            mask, slot = self._extend_cache(inputs)
+            # Slots and not positions decide what is later: with left padding, or
+            # stated positions, a row's positions are not its slots in the cache.
             slots = slot + jnp.arange(seq)
             keys = jnp.arange(mask.shape[1])
             visible = (keys[None, :] <= slots[:, None])[None] & mask[:, None, :]
@@ -158,7 +174,7 @@ class Decoder(nn.Module):
         slots: Int[Array, " seq"],
         mask: Bool[Array, "batch keys"] | None,
     ) -> Int[Array, "batch seq"]:
-        """Where every token stands: as stated, or counted in the row it lies in."""
+        """Returns every token's position: as given, or as counted within its row."""
         c, tokens = self.config.embedding, inputs["tokens"]
         if "positions" in inputs:
             check_positions(c, inputs["positions"])
@@ -167,46 +183,54 @@ class Decoder(nn.Module):
             if not self.has_variable("cache", "length"):
                 check_length(c, tokens.shape[1])
             return jnp.broadcast_to(slots, tokens.shape)
-        # Padding itself counts as -1, as in transformers.
+        # Padding itself has position -1, as in transformers.
         real = mask.astype(jnp.int32)
         counts = jnp.cumsum(real, axis=1) * real - 1
         counts = jnp.take(counts, slots, axis=1)
         check_positions(c, counts)
         return counts
 
-    def _cached(self, inputs: Mapping[str, Array]) -> tuple[Array, Array]:
-        """Takes the next slots of the cache; returns which are no padding, and where.
+    def _extend_cache(
+        self, inputs: Mapping[str, Array]
+    ) -> tuple[Bool[Array, "batch keys"], Int[Array, ""]]:
+        """Appends new tokens to the cache's mask.
 
-        The first of the new tokens stands at the slot returned.
+        Returns:
+            The mask of all slots, true for tokens that are not padding, and the slot of
+            the first new token.
         """
         if "segment_ids" in inputs:
             raise ValueError("packed rows (segment_ids) cannot be read with a cache")
         tokens = inputs["tokens"]
         length = self.get_variable("cache", "length")
-        known = self.get_variable("cache", "mask")
-        self._check_room(length, tokens.shape[1], known.shape[1])
+        mask = self.get_variable("cache", "mask")
+        self._check_room(length, tokens.shape[1], mask.shape[1])
         new = inputs.get("mask")
         new = jnp.ones(tokens.shape, bool) if new is None else new.astype(bool)
-        known = jax.lax.dynamic_update_slice(known, new, (0, length))
-        self.put_variable("cache", "mask", known)
+        # Slots have one length for all rows and a fixed number, so that every step of a
+        # generation has the shapes of one compiled program; free slots are masked.
+        mask = jax.lax.dynamic_update_slice(mask, new, (0, length))
+        self.put_variable("cache", "mask", mask)
         self.put_variable("cache", "length", length + tokens.shape[1])
-        return known, length
+        return mask, length
 
     def _check_room(self, length: Int[Array, ""], new: int, slots: int) -> None:
-        """Refuses tokens that the cache has no slot for, where its length is known."""
-        taken = 0 if isinstance(length, Tracer) else int(length)
-        if taken + new > slots:
+        """Raises ValueError for tokens without a slot, where the length is concrete."""
+        # Past the end dynamic_update_slice would overwrite the last slots. A compiled
+        # call has no length to check, but still fewer tokens than slots.
+        used = 0 if isinstance(length, Tracer) else int(length)
+        if used + new > slots:
             raise ValueError(
-                f"a cache of {slots} tokens that holds {taken} cannot take {new} more; "
+                f"a cache of {slots} tokens that holds {used} cannot take {new} more; "
                 "make a longer one with empty_cache"
             )
 
     @nn.nowrap
-    def empty_cache(self, batch: int, length: int, dtype: Any) -> dict[str, Any]:
-        """A `cache` collection with room for `length` tokens of `batch` rows.
+    def empty_cache(self, batch: int, length: int, dtype: DTypeLike) -> Variables:
+        """Returns a `cache` collection for `length` tokens of each of `batch` rows.
 
         Raises:
-            ValueError: the table of learned positions is shorter.
+            ValueError: the table of learned positions has fewer rows than `length`.
         """
         check_length(self.config.embedding, length)
         c = self.config.attention
@@ -223,16 +247,23 @@ class Decoder(nn.Module):
 
     @nn.nowrap
     def banks(self) -> tuple[DecoderBank, ...]:
-        """The stacks that a scanned execution reads."""
+        """Returns the scanned stacks; empty where blocks are unrolled."""
         names = tuple(str(i) for i in range(self.config.layers))
         is_scanned = self.scan and self.config.is_uniform
         return (DecoderBank(("layers",), StackView(names)),) if is_scanned else ()
 
 
 def read_cached(
-    decoder: Decoder, variables: Variables, cache: Any, inputs: Mapping[str, Array]
-) -> tuple[Float[Array, "batch seq vocab"], Any]:
-    """Reads `inputs` after all that `cache` has seen; returns logits and new cache."""
+    decoder: Decoder,
+    variables: Variables,
+    cache: Variables,
+    inputs: Mapping[str, Array],
+) -> tuple[Float[Array, "batch seq vocab"], Variables]:
+    """Runs the decoder on `inputs` after the cached tokens.
+
+    Returns:
+        Logits of the new tokens, and the cache with the new tokens appended.
+    """
     outputs, updated = decoder.apply(
         {**variables, "cache": cache}, inputs, mutable=["cache"]
     )

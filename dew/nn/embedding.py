@@ -1,4 +1,4 @@
-"""Tables with a row for each token: from ids to vectors, and from vectors to scores."""
+"""Token embeddings, learned positions, and the output projection to logits."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from dew.nn.config import Embedding, Head
 
 
 class TokenEmbedding(nn.Module):
-    """One row of `dim` numbers for each of `rows` tokens."""
+    """Embedding table with one row of `dim` numbers for each of `rows` tokens."""
 
     rows: int
     dim: int
@@ -19,12 +19,12 @@ class TokenEmbedding(nn.Module):
 
     @nn.compact
     def __call__(self) -> Float[Array, "rows dim"]:
-        """The whole table."""
+        """Returns the whole table; callers index its rows."""
         return self.param("weight", self.init, (self.rows, self.dim))
 
 
 class Unembedding(nn.Module):
-    """From hidden states to logits, with a table of its own unless one is given."""
+    """Projection of hidden states to logits, by a table of its own or a given one."""
 
     config: Head
     rows: int
@@ -37,7 +37,7 @@ class Unembedding(nn.Module):
         final: Float[Array, "batch seq embed"],
         table: Float[Array, "vocab embed"] | None,
     ) -> Float[Array, "batch seq vocab"]:
-        """Scores of every token of the vocabulary, float32."""
+        """Returns the logits of every token of the vocabulary, float32."""
         head = self.config
         if table is None:
             table = self.param("weight", self.init, (self.rows, self.dim))
@@ -58,24 +58,24 @@ class Unembedding(nn.Module):
 
 
 def check_length(config: Embedding, length: int) -> None:
-    """Checks that positions 0 to `length` - 1 have rows.
+    """Checks that the table of learned positions has at least `length` rows.
 
     Raises:
-        ValueError: the table is shorter.
+        ValueError: the table has fewer rows.
     """
     if config.positions and length > config.positions:
         raise ValueError(
             f"a text of {length} tokens needs {length} learned positions, and the "
             f"table has {config.positions} rows; shorten or split the text, or give "
-            "positions that begin anew"
+            "positions that start again from 0"
         )
 
 
 def check_positions(config: Embedding, positions: Int[Array, "batch seq"]) -> None:
-    """Checks that stated positions have rows, where their values can be seen.
+    """Checks that given positions have rows in the table, outside of compiled calls.
 
     Raises:
-        ValueError: one has none.
+        ValueError: a position has no row.
     """
     if not config.positions or isinstance(positions, Tracer):
         return
@@ -91,7 +91,10 @@ def check_positions(config: Embedding, positions: Int[Array, "batch seq"]) -> No
 def learned_rows(
     table: Float[Array, "rows dim"], numbers: Int[Array, "batch seq"]
 ) -> Float[Array, "batch seq dim"]:
-    """The rows of those numbers, NaN where there is none; numbers never wrap around."""
+    """Returns the table's rows of those indices, NaN for indices without a row.
+
+    Negative indices do not wrap around.
+    """
     return table.at[numbers].get(
         mode="fill", fill_value=jnp.nan, wrap_negative_indices=False
     )

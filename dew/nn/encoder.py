@@ -1,10 +1,10 @@
-"""A transformer encoder: every token sees all others of its text."""
+"""Bidirectional transformer encoder, from token ids to the outputs of its head."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from dew.nn.attention import Context, visible_keys
@@ -17,24 +17,40 @@ from dew.nn.norm import Normalization
 from dew.typing import Outputs
 
 KINDS = "token_type_ids"
-"""The input that says of which kind a token is, by torch's name."""
+"""Input with the type of every token (sentence A or B), by torch's name."""
 
 
 class Encoder(nn.Module):
-    """Token ids to hidden states, and to what the config's `readout` makes of them.
+    """Bidirectional transformer: embedding, blocks, final norm and the config's head.
 
-    Beside what every model reads, inputs may hold `token_type_ids`, 0 where they do
-    not. `positions` count from 0 in every family. `dtype`, `scan` and `remat` are as
-    for a `Decoder`; blocks that share weights are never scanned.
+    Besides the inputs of every model there may be `token_type_ids`, by default 0.
+    `positions` count from 0 in every family. `dtype`, `scan` and `remat` are as for a
+    `Decoder`; blocks that share weights are never scanned.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> from dew.nn import MLP, Attention, EncoderConfig, Head, HeadConfig
+    >>> config = EncoderConfig(
+    ...     vocab=97,
+    ...     embed=32,
+    ...     layers=2,
+    ...     attention=Attention(heads=4, kv_heads=4, head_dim=8),
+    ...     mlp=MLP(dim=64),
+    ...     readout=HeadConfig(head=Head(tied=True)),
+    ... )
+    >>> encoder, inputs = Encoder(config), {"tokens": jnp.ones((1, 5), jnp.int32)}
+    >>> variables = encoder.init(jax.random.key(0), inputs)
+    >>> encoder.apply(variables, inputs).logits.shape
+    (1, 5, 97)
     """
 
     config: EncoderConfig
-    dtype: Any = None
+    dtype: DTypeLike | None = None
     scan: bool = False
     remat: Remat = "none"
 
     def setup(self) -> None:
-        """Declares the parts under the names of the canonical tree."""
+        """Declares the submodules; attribute names are the names in checkpoints."""
         c = self.config
         init = nn.initializers.normal(c.init_std)
         width = c.embed if c.embedding_width is None else c.embedding_width
@@ -60,9 +76,9 @@ class Encoder(nn.Module):
         train: bool = False,
         layers: Sequence[int] = (),
     ) -> Outputs:
-        """What is read off the final states, those states, and those asked for."""
+        """Returns the head's outputs, final hidden states, and those of `layers`."""
         final, hidden = self._trunk(inputs, train=train, layers=layers)
-        logits, pooled = self._answers(final, inputs.get("mask"))
+        logits, pooled = self._head_outputs(final, inputs.get("mask"))
         return Outputs(logits=logits, final=final, hidden=hidden, pooled=pooled)
 
     def hidden(
@@ -72,23 +88,25 @@ class Encoder(nn.Module):
         train: bool = False,
         layers: Sequence[int] = (),
     ) -> Float[Array, "batch seq embed"]:
-        """The final hidden states alone."""
+        """Returns the final hidden states [batch, seq, embed], without the head."""
         return self._trunk(inputs, train=train, layers=layers)[0]
 
-    def unembed(self, final: Float[Array, "batch seq embed"]) -> Array:
-        """Scores of every token of the vocabulary, float32.
+    def unembed(self, final: Float[Array, "batch seq embed"]) -> Array | None:
+        """Returns the logits of final hidden states, float32.
 
         Raises:
-            ValueError: the readout has none.
+            ValueError: the head has no logits over the vocabulary.
         """
         if self.config.readout.head is None:
             raise ValueError(
                 "unembed needs a readout over the vocabulary, as of a masked language "
                 "model; this encoder has none"
             )
-        return self._answers(final, None)[0]
+        return self._head_outputs(final, None)[0]
 
-    def _answers(self, final: Array, mask: Array | None) -> tuple[Any, Array | None]:
+    def _head_outputs(
+        self, final: Array, mask: Array | None
+    ) -> tuple[Array | None, Array | None]:
         head = self.config.readout.head
         is_tied = head is not None and head.tied
         return self.head(final, mask, self.embed() if is_tied else None)
@@ -100,18 +118,18 @@ class Encoder(nn.Module):
         faults = [i for i in layers if not -n <= i <= n]
         if faults:
             raise ValueError(f"layers must lie in [{-n}, {n}], got {faults[0]}")
-        wanted = [i + n if i < 0 else i for i in layers]
+        indices = [i + n if i < 0 else i for i in layers]
         positions = self._positions(inputs)
         x, outputs = self.layers(
-            self._embedded(inputs, positions),
+            self._embed(inputs, positions),
             self._context(inputs, positions),
             train=train,
-            wanted=sorted({i for i in wanted if i < n}),
+            outputs=sorted({i for i in indices if i < n}),
         )
         outputs[n] = final = x if self.config.residual.norms == "sum" else self.norm(x)
-        return final, tuple(outputs[i] for i in wanted)
+        return final, tuple(outputs[i] for i in indices)
 
-    def _embedded(
+    def _embed(
         self, inputs: Mapping[str, Array], positions: Int[Array, "batch seq"]
     ) -> Float[Array, "batch seq embed"]:
         c, table, tokens = self.config, self.embed(), inputs["tokens"]
@@ -127,7 +145,7 @@ class Encoder(nn.Module):
         return x if c.embedding_width is None else self.widen(x)
 
     def _positions(self, inputs: Mapping[str, Array]) -> Int[Array, "batch seq"]:
-        """Where every token stands; padding itself counts as -1 where it is known."""
+        """Returns every token's position; -1 for padding with a known token id."""
         c, tokens = self.config, inputs["tokens"]
         if "positions" not in inputs and c.padding is None:
             check_length(c.embedding, tokens.shape[1])
@@ -152,15 +170,18 @@ class Encoder(nn.Module):
         )
         slots = jnp.arange(seq)
         c = self.config.attention
+        # Both tables for all blocks: local and global layers alternate, and each takes
+        # its own by `Attention.is_local`, and narrows the one mask to its own window.
         rotations = (
             c.rope.tables(positions) if c.rope else None,
             c.local_rope.tables(positions) if c.local_rope else None,
         )
+        # Absolute distances make a window symmetric: as many keys ahead as behind.
         return Context(visible, jnp.abs(slots[:, None] - slots[None, :]), rotations)
 
     @nn.nowrap
     def banks(self) -> tuple[DecoderBank, ...]:
-        """The stacks that a scanned execution reads."""
+        """Returns the scanned stacks; empty where blocks are unrolled."""
         names = tuple(str(i) for i in range(self.config.layers))
         is_scanned = self.scan and self.config.is_uniform
         return (DecoderBank(("layers",), StackView(names)),) if is_scanned else ()

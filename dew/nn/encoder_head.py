@@ -1,4 +1,4 @@
-"""What is read off an encoder's final states: scores of tokens, of labels, a vector."""
+"""Heads of an encoder: pooled vectors, vocabulary logits, classification logits."""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -12,10 +12,10 @@ from dew.nn.norm import Normalization
 
 
 class EncoderHead(nn.Module):
-    """Logits and the text's vector, as far as the config's `readout` has them.
+    """Logits and pooled vector of an encoder, as its config's `readout` has them.
 
-    Layers are called by what they serve, the readout's `kind`. A table of its own is
-    `vocab_own`, the bias beside the embedding's is in `vocab_tied`.
+    Submodules are named by the readout's `kind`. A table of the head's own is in
+    `vocab_own`; `vocab_tied` holds the bias beside the embedding's table.
     """
 
     config: EncoderConfig
@@ -27,9 +27,9 @@ class EncoderHead(nn.Module):
         mask: Array | None,
         table: Float[Array, "vocab width"] | None,
     ) -> tuple[Array | None, Float[Array, "batch embed"] | None]:
-        """Logits are float32."""
+        """Returns float32 logits and the pooled vector, None where there are none."""
         c, read = self.config, self.config.readout
-        x = self._dense(_pooled(final, mask, read.pool))
+        x = self._dense(_pool(final, mask, read.pool))
         pooled = None if read.pool is None else x
         if read.head is not None:
             init = nn.initializers.normal(c.init_std)
@@ -45,7 +45,7 @@ class EncoderHead(nn.Module):
         c, dense = self.config, self.config.readout.dense
         if dense is None:
             return x
-        # The embedding's own width, where its table is used again.
+        # A tied table has the embedding's width, which may differ from the states'.
         width = c.embedding_width if c.readout.head and c.embedding_width else c.embed
         x = self._linear(x, width, "dense", bias=dense.bias)
         x = ACTIVATIONS[dense.activation or c.mlp.activation](x)
@@ -64,8 +64,8 @@ class EncoderHead(nn.Module):
         )(x)
 
 
-def _pooled(x: Array, mask: Array | None, pool: str | None) -> Array:
-    """One vector for each text, or all positions where `pool` is None."""
+def _pool(x: Array, mask: Array | None, pool: str | None) -> Array:
+    """Returns one vector per text, or all positions where `pool` is None."""
     if pool is None:
         return x
     if pool == "first":

@@ -1,32 +1,35 @@
-"""The two layers everything is made of: a linear map and a norm.
+"""Linear layer, with torch's weight layout, a single rounding and LoRA.
 
-Weights lie in memory as torch keeps them, outputs first, so that a checkpoint loads as
-a view and saves as its own bytes. (Measured on a CPU: also the faster order, 0.66 of
-the time forward and 0.83 with gradients at 576 → 1536.)
+Weights are stored as in torch, outputs first, so that a checkpoint loads as a view and
+saves as its own bytes. (Measured on a CPU: also the faster order, 0.66 of the time
+forward and 0.83 with gradients at 576 → 1536.)
 """
 
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 LORA = "lora"
-"""The collection of what an adapter is multiplied by, and dropped with."""
+"""Collection of an adapter's scale and its dropout probability."""
 
 FACTORS = ("lora_a", "lora_b")
-"""An adapter's matrices beside the weight: [rank, *inputs] and [*outputs, rank]."""
+"""Names of an adapter's matrices, A [rank, *inputs] and B [*outputs, rank]."""
 
 
+# LoRA is part of this layer, enabled by the collection `lora` and not by a config or a
+# subclass: variables alone add, change or remove adapters. Without them the same module
+# computes exactly the base model, for example as the student's own teacher.
 class Linear(nn.Module):
-    """y = x Wᵀ + b over the last axes of x, the `inputs`; W is [*outputs, *inputs].
+    """Linear map y = x Wᵀ + b over the last axes of x; W is [*outputs, *inputs].
 
-    Computes in the dtype of x. Where the variables hold a low-rank adapter beside W,
-    what it says is added, see `dew.nn.lora`.
+    Computes in the dtype of x. Where the variables have a LoRA adapter beside W, its
+    output is added; see `dew.nn.lora`.
     """
 
     inputs: Sequence[int]
@@ -36,7 +39,7 @@ class Linear(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        """Maps the trailing `inputs` axes to `outputs`."""
+        """Returns y, whose trailing axes are `outputs` in place of `inputs`."""
         shape = (*self.outputs, *self.inputs)
         weight = self.param("weight", nn.initializers.normal(self.init_std), shape)
         n_in, weight = len(self.inputs), weight.astype(x.dtype)
@@ -45,16 +48,16 @@ class Linear(nn.Module):
             y = affine(x, weight, bias, n_in)
         else:
             y = contract(x, weight, n_in)
-        return y + self._adapted(x) if self.has_variable(LORA, "scale") else y
+        return y + self._adapter_output(x) if self.has_variable(LORA, "scale") else y
 
-    def _adapted(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+    def _adapter_output(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """Returns scale · B A x, with dropout of x where a dropout key is given."""
         a, b = (self.get_variable("params", name).astype(x.dtype) for name in FACTORS)
         scale = self.get_variable(LORA, "scale").astype(x.dtype)
         if self.has_variable(LORA, "dropout") and self.has_rng("dropout"):
             share = 1 - self.get_variable(LORA, "dropout")
-            kept = jax.random.bernoulli(self.make_rng("dropout"), share, x.shape)
-            x = jnp.where(kept, x / share.astype(x.dtype), jnp.zeros_like(x))
+            mask = jax.random.bernoulli(self.make_rng("dropout"), share, x.shape)
+            x = jnp.where(mask, x / share.astype(x.dtype), jnp.zeros_like(x))
         return scale * contract(contract(x, a, len(self.inputs)), b, 1)
 
 
@@ -62,11 +65,12 @@ def contract(
     x: Float[Array, "..."],
     weight: Float[Array, "..."],
     inputs: int,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
 ) -> Float[Array, "..."]:
-    """Sums products over the last `inputs` axes of both; in the dtype of x by default.
+    """Returns the product over the last `inputs` axes of x and weight.
 
-    Half precision is rounded once, at the end.
+    The result has `dtype`, by default that of x. Half precision is rounded once, at the
+    end.
     """
     axes = (range(x.ndim - inputs, x.ndim), range(weight.ndim - inputs, weight.ndim))
     length = x.shape[-1]
@@ -88,7 +92,7 @@ def contract(
 
 
 PART = 288
-"""The longest run of products that a CPU adds up in one go."""
+"""Largest number of products that a CPU sums in sequence."""
 
 
 def affine(
@@ -97,7 +101,7 @@ def affine(
     bias: Float[Array, "..."],
     inputs: int,
 ) -> Float[Array, "..."]:
-    """Adds a bias to the product; half precision is rounded after that and not before.
+    """Returns the product plus a bias, rounded to half precision after the sum.
 
     Torch's kernels do the same. Rounded twice, logits in bfloat16 were up to 1.27 times
     as far from float32 as torch's, and are 1.02 times as far now.
@@ -108,12 +112,12 @@ def affine(
     return y + jax.lax.expand_dims(bias.astype(y.dtype), range(y.ndim - bias.ndim))
 
 
-# Its own backward pass, for the products of the plain one would be float32's.
+# A backward pass of its own, because the derived one would multiply in float32.
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _affine_in_half(x: Array, weight: Array, bias: Array, inputs: int) -> Array:
     y = contract(x, weight, inputs, jnp.float32)
-    wide = bias.astype(jnp.float32)
-    return (y + jax.lax.expand_dims(wide, range(y.ndim - bias.ndim))).astype(x.dtype)
+    exact = bias.astype(jnp.float32)
+    return (y + jax.lax.expand_dims(exact, range(y.ndim - bias.ndim))).astype(x.dtype)
 
 
 def _affine_forward(
@@ -123,9 +127,9 @@ def _affine_forward(
 
 
 def _affine_backward(
-    inputs: int, kept: tuple[Array, Array, Array], cotangent: Array
+    inputs: int, residuals: tuple[Array, Array, Array], cotangent: Array
 ) -> tuple[Array, Array, Array]:
-    x, weight, bias = kept
+    x, weight, bias = residuals
     (to_x,) = jax.linear_transpose(lambda y: contract(y, weight, inputs), x)(cotangent)
     (to_weight,) = jax.linear_transpose(lambda w: contract(x, w, inputs), weight)(
         cotangent

@@ -1,9 +1,9 @@
-"""Low-rank adapters: trained beside linear maps, whose own weights stay as they are.
+"""LoRA adapters: low-rank updates of linear layers, trained while the base is frozen.
 
-Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (2021). A linear map
-with an adapter says W x + scale · B A x. A and B lie in `params` beside W, as `lora_a`
-and `lora_b`, and the scale in the collection `lora`; so W can be frozen by its path,
-and the tree without both is the base again, of the same arrays.
+Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (2021). A linear layer
+with an adapter returns W x + scale · B A x. A and B are in `params` beside W, as
+`lora_a` and `lora_b`, and the scale is in the collection `lora`: W can be frozen by its
+path, and variables without both are the base model again, of the same arrays.
 """
 
 import math
@@ -24,7 +24,7 @@ from dew.typing import Path, Variables
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """A linear map of a model that may get an adapter; `path` is that of its module."""
+    """Linear layer that can have an adapter; `path` is its module's, below `params`."""
 
     path: Path
     outputs: tuple[int, ...]
@@ -33,7 +33,7 @@ class Site:
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """One site's adapter before it has weights. `scale` multiplies what it says."""
+    """Settings of one layer's adapter; `scale` multiplies its output B A x."""
 
     site: Site
     rank: int
@@ -42,33 +42,33 @@ class Adapter:
 
 
 def sites(model: Drawable, inputs: Mapping[str, Array]) -> tuple[Site, ...]:
-    """Finds every linear map that a model applies to `inputs`, in order.
+    """Returns the linear layers that a model applies to `inputs`, in order.
 
-    Tables of tokens, output heads, routers and experts are none.
+    Embeddings, language-model heads, routers and experts are not among them.
     """
-    found: dict[Path, Site] = {}
+    layers: dict[Path, Site] = {}
 
     def note(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         module = context.module
         if isinstance(module, Linear) and context.method_name == "__call__":
             path = ("params", *module.path)
-            found[path] = Site(
+            layers[path] = Site(
                 path=path, outputs=tuple(module.outputs), inputs=tuple(module.inputs)
             )
         return call(*args, **kwargs)
 
     with nn.intercept_methods(note):
         jax.eval_shape(model.init, jax.random.key(0), dict(inputs))
-    return tuple(found.values())
+    return tuple(layers.values())
 
 
 def with_adapters(
     variables: Variables, adapters: Sequence[Adapter], key: Key[Array, ""]
-) -> dict[str, Any]:
-    """Returns the variables with new adapters that change nothing yet.
+) -> Variables:
+    """Returns the variables with new adapters, which leave outputs unchanged.
 
-    A is uniform within ± 1 / √(number of inputs) and B zero, both float32. All else is
-    the given arrays themselves.
+    A is uniform within ± 1 / √(number of inputs) and B is zero, both float32. All other
+    leaves are the given arrays themselves.
     """
     leaves = flatten(variables)
     for i, adapter in enumerate(adapters):
@@ -85,8 +85,8 @@ def with_adapters(
     return unflatten(leaves)
 
 
-def adapter_leaves(adapter: Adapter, a: Array, b: Array) -> dict[Path, Any]:
-    """The leaves of one adapter by path."""
+def adapter_leaves(adapter: Adapter, a: Array, b: Array) -> dict[Path, Array]:
+    """Returns the leaves of one adapter by path, its scale and dropout included."""
     path = adapter.site.path
     settings = {"scale": adapter.scale}
     if adapter.dropout:
@@ -101,18 +101,21 @@ def adapter_leaves(adapter: Adapter, a: Array, b: Array) -> dict[Path, Any]:
 
 
 def is_factor(path: Path) -> bool:
-    """Accepts the matrices of adapters, for training them alone."""
+    """Returns whether a path is that of an adapter's matrix, to train those alone."""
     return path[-1] in FACTORS
 
 
-def without_adapters(variables: Variables) -> dict[str, Any]:
-    """Returns the base: the same arrays, without adapters."""
+def without_adapters(variables: Variables) -> Variables:
+    """Returns the base model's variables: the same arrays, without adapters."""
     leaves = flatten({name: tree for name, tree in variables.items() if name != LORA})
     return unflatten({p: leaf for p, leaf in leaves.items() if not is_factor(p)})
 
 
-def merged(variables: Variables) -> dict[str, Any]:
-    """Returns the base with W + scale · B A in place of W, each in the dtype of W."""
+def merge_adapters(variables: Variables) -> Variables:
+    """Returns the base with W + scale · B A in place of W, each in the dtype of W.
+
+    The sum is computed in float32.
+    """
     leaves = flatten(variables)
     base = flatten(without_adapters(variables))
     for path, scale in flatten(variables.get(LORA, {})).items():
@@ -121,6 +124,6 @@ def merged(variables: Variables) -> dict[str, Any]:
         linear = ("params", *path[:-1])
         weight = base[(*linear, "weight")]
         a, b = (widen(leaves[(*linear, name)]) for name in FACTORS)
-        moved = widen(weight) + widen(scale) * jnp.tensordot(b, a, axes=1)
-        base[(*linear, "weight")] = moved.astype(weight.dtype)
+        updated = widen(weight) + widen(scale) * jnp.tensordot(b, a, axes=1)
+        base[(*linear, "weight")] = updated.astype(weight.dtype)
     return unflatten(base)

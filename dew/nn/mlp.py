@@ -1,4 +1,4 @@
-"""The dense feed-forward layer."""
+"""Dense feed-forward layer of a block, with or without a gate."""
 
 import flax.linen as nn
 from jaxtyping import Array, Float
@@ -9,7 +9,7 @@ from dew.nn.linear import Linear
 
 
 class FeedForward(nn.Module):
-    """down(act(gate x) · up x), or down(act(up x)) where the config has no gate.
+    """Feed-forward layer: down(act(gate x) · up x), or down(act(up x)) without gate.
 
     Shazeer, "GLU Variants Improve Transformer" (2020).
     """
@@ -22,7 +22,7 @@ class FeedForward(nn.Module):
     def __call__(
         self, x: Float[Array, "batch seq embed"]
     ) -> Float[Array, "batch seq embed"]:
-        """Transforms each position by itself."""
+        """Returns the layer's output at every position, independent of the others."""
 
         def linear(name: str, inputs: int, outputs: int) -> Linear:
             return Linear(

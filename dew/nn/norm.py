@@ -1,4 +1,4 @@
-"""Layer and RMS normalization."""
+"""Layer and RMS normalisation, with statistics in float32."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from dew.nn.config import Norm
 
 
 class Normalization(nn.Module):
-    """The norm that a `Norm` describes, over the last axis of x.
+    """Layer or RMS normalisation over the last axis of x, by the settings of a `Norm`.
 
     Ba et al., "Layer Normalization" (2016); Zhang and Sennrich, "Root Mean Square Layer
     Normalization" (2019). Weights have the shape `dims`, whose last axis is x's last.
@@ -22,7 +22,7 @@ class Normalization(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        """Normalises in float32 and returns the dtype of x."""
+        """Returns x normalised in float32, in the dtype of x."""
         c, dtype = self.config, x.dtype
         wide = x.astype(jnp.float32)
         if c.kind == "layer":

@@ -1,10 +1,10 @@
-"""Rotary position embeddings, with every way of stretching them past their window.
+"""Rotary position embeddings, and their scalings for contexts past the trained one.
 
 Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding" (2021). A
-`Rope` says how fast each pair of dimensions turns; its `scaling` is one of the small
-values below, one for each `rope_type` that transformers knows.
+`Rope` rotates pairs of dimensions, and its `scaling` sets their frequencies: one class
+below for each `rope_type` of transformers.
 
-Frequencies are worked out on the host once, in float32 with a correctly rounded power,
+Frequencies are computed once on the host, in float32 with a correctly rounded power,
 which gives torch's own bits but for one entry in a hundred.
 """
 
@@ -25,30 +25,30 @@ def powers(theta: float, dim: int) -> np.ndarray:
 
 @runtime_checkable
 class Scaling(Protocol):
-    """How the frequencies of a `Rope` change with the context."""
+    """Frequencies of a `Rope`, which may depend on the length of the context."""
 
     @property
     def magnitude(self) -> float:
-        """What cosines and sines are multiplied by."""
+        """Factor of cosines and sines."""
         ...
 
     def frequencies(
         self, theta: float, dim: int, length: Int[Array, ""]
     ) -> Float[Array, " pairs"]:
-        """Radians per position of each pair, for a context of `length` tokens."""
+        """Returns radians per position of each pair, for `length` tokens of context."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unscaled:
-    """`default`: every pair turns at theta ** (-2i / dim)."""
+    """`default`: pair i rotates by theta ** (-2i / dim) radians per position."""
 
     magnitude: float = 1.0
 
     def frequencies(
         self, theta: float, dim: int, length: Int[Array, ""]
     ) -> Float[Array, " pairs"]:
-        """Radians per position of each pair."""
+        """Returns radians per position of each pair, at any context length."""
         return jnp.asarray(np.float32(1) / powers(theta, dim))
 
 
@@ -62,15 +62,15 @@ class LinearScaling:
     def frequencies(
         self, theta: float, dim: int, length: Int[Array, ""]
     ) -> Float[Array, " pairs"]:
-        """Radians per position of each pair."""
+        """Returns radians per position of each pair, at any context length."""
         return jnp.asarray(np.float32(1) / powers(theta, dim) / np.float32(self.factor))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proportional:
-    """`proportional`: the first `fraction` of the pairs turn, the others stand still.
+    """`proportional`: only the first `fraction` of the pairs is rotated.
 
-    Unlike a partial `Rope`, frequencies are spaced over the whole head.
+    Unlike with a partial `Rope`, frequencies are spaced over the whole head.
     """
 
     fraction: float = 1.0
@@ -80,17 +80,17 @@ class Proportional:
     def frequencies(
         self, theta: float, dim: int, length: Int[Array, ""]
     ) -> Float[Array, " pairs"]:
-        """Radians per position of each pair."""
-        turning = np.arange(dim // 2) < int(self.fraction * dim // 2)
-        speeds = np.float32(1) / powers(theta, dim) / np.float32(self.factor)
-        return jnp.asarray(np.where(turning, speeds, np.float32(0)))
+        """Returns radians per position of each pair, at any context length."""
+        rotated = np.arange(dim // 2) < int(self.fraction * dim // 2)
+        frequencies = np.float32(1) / powers(theta, dim) / np.float32(self.factor)
+        return jnp.asarray(np.where(rotated, frequencies, np.float32(0)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dynamic:
     """`dynamic`: theta grows with the context once it is longer than `window`.
 
-    The length is one for the whole batch, as in transformers.
+    The whole batch has one length, as in transformers.
     """
 
     factor: float
@@ -100,7 +100,7 @@ class Dynamic:
     def frequencies(
         self, theta: float, dim: int, length: Int[Array, ""]
     ) -> Float[Array, " pairs"]:
-        """Radians per position of each pair, at this length of context."""
+        """Returns radians per position of each pair, at this context length."""
         longer = jnp.maximum(length, self.window).astype(jnp.float32)
         stretch = self.factor * longer / self.window - (self.factor - 1)
         base = theta * stretch ** (dim / (dim - 2))
@@ -110,10 +110,10 @@ class Dynamic:
 
 @dataclass(frozen=True, kw_only=True)
 class Yarn:
-    """`yarn`: slow pairs are interpolated, fast ones kept (Peng et al., 2023).
+    """`yarn`: low frequencies are interpolated, high ones kept (Peng et al., 2023).
 
-    `fast` and `slow` are the numbers of turns over the original `window` between which
-    the two are blended.
+    `fast` and `slow` are the numbers of rotations over the original `window` between
+    which the two are blended.
     """
 
     factor: float
@@ -126,8 +126,13 @@ class Yarn:
     def frequencies(
         self, theta: float, dim: int, length: Int[Array, ""]
     ) -> Float[Array, " pairs"]:
-        """Radians per position of each pair."""
-        low, high = (self._pair_turning(n, theta, dim) for n in (self.fast, self.slow))
+        """Returns radians per position of each pair, at any context length."""
+        # A pair that rotates many times within the trained window has had every angle
+        # and keeps its frequency. One that does not complete a rotation would have new
+        # angles past the window, so its positions are divided by the factor.
+        low, high = (
+            self._pair_of_rotations(n, theta, dim) for n in (self.fast, self.slow)
+        )
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, dim - 1)
@@ -136,36 +141,37 @@ class Yarn:
         pairs = np.arange(dim // 2, dtype=np.float32)
         ramp = np.clip((pairs - np.float32(low)) / np.float32(width), 0, 1)
         periods = powers(theta, dim)
-        kept = np.float32(1) / periods
+        original = np.float32(1) / periods
         interpolated = np.float32(1) / (np.float32(self.factor) * periods)
         # 1 - (1 - ramp), not ramp: the order of rounding is the reference's.
         keep = 1 - ramp
-        return jnp.asarray(interpolated * (1 - keep) + kept * keep)
+        return jnp.asarray(interpolated * (1 - keep) + original * keep)
 
-    def _pair_turning(self, turns: float, theta: float, dim: int) -> float:
-        """The pair, as a real number, that turns `turns` times over the window."""
-        return dim * math.log(self.window / (turns * 2 * math.pi)) / 2 / math.log(theta)
+    def _pair_of_rotations(self, count: float, theta: float, dim: int) -> float:
+        """Returns the index, as a real number, of a pair with so many rotations."""
+        # Solves window · theta ** (-2i / dim) = 2π · count for i.
+        return dim * math.log(self.window / (count * 2 * math.pi)) / 2 / math.log(theta)
 
 
 def yarn_magnitude(
     factor: float, mscale: float | None = None, mscale_all_dim: float | None = None
 ) -> float:
-    """The attention factor that YaRN infers where a config does not state it."""
+    """Returns YaRN's attention factor, for configs that do not set it."""
     if mscale and mscale_all_dim:
         return yarn_scale(factor, mscale) / yarn_scale(factor, mscale_all_dim)
     return yarn_scale(factor, 1.0)
 
 
 def yarn_scale(factor: float, weight: float) -> float:
-    """How much attention sharpens when positions are stretched by `factor`."""
+    """Returns YaRN's factor of scores for positions divided by `factor`."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class LongRope:
-    """`longrope`: one stretch per pair, another set past `window` (Ding et al., 2024).
+    """`longrope`: a divisor per pair, `long` ones past `window` (Ding et al., 2024).
 
-    The whole batch takes the long set as soon as its longest context needs it.
+    The whole batch uses the long divisors if its longest context does.
     """
 
     short: tuple[float, ...]
@@ -176,25 +182,29 @@ class LongRope:
     def frequencies(
         self, theta: float, dim: int, length: Int[Array, ""]
     ) -> Float[Array, " pairs"]:
-        """Radians per position of each pair, at this length of context."""
+        """Returns radians per position of each pair, at this context length."""
         periods = powers(theta, dim)
         short, long = (
-            np.float32(1) / (np.asarray(stretch, np.float32) * periods)
-            for stretch in (self.short, self.long)
+            np.float32(1) / (np.asarray(divisors, np.float32) * periods)
+            for divisors in (self.short, self.long)
         )
+        # Selected by a traced length: one compiled program serves both, and within a
+        # generation the switch comes at the token that crosses the window, as in
+        # transformers.
         return jnp.where(length > self.window, jnp.asarray(long), jnp.asarray(short))
 
 
 def longrope_magnitude(factor: float, window: int) -> float:
-    """The attention factor that LongRoPE infers where a config does not state it."""
+    """Returns LongRoPE's attention factor, for configs that do not set it."""
     return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(window))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3:
-    """`llama3`: long wavelengths are divided by `factor`, short ones kept.
+    """`llama3`: frequencies of long wavelengths are divided by `factor`.
 
-    Between window / `low` and window / `high` positions the two are blended.
+    Wavelengths above window / `low` positions are long, those below window / `high` are
+    kept, and between them the two are blended.
     """
 
     factor: float
@@ -206,7 +216,7 @@ class Llama3:
     def frequencies(
         self, theta: float, dim: int, length: Int[Array, ""]
     ) -> Float[Array, " pairs"]:
-        """Radians per position of each pair."""
+        """Returns radians per position of each pair, at any context length."""
         plain = np.float32(1) / powers(theta, dim)
         wavelength = np.float32(2 * math.pi) / plain
         slow = wavelength > np.float32(self.window / self.low)
@@ -220,27 +230,38 @@ class Llama3:
 
 @dataclass(frozen=True, kw_only=True)
 class Rope:
-    """Turns the first `dim` dimensions of each head by angles that grow with position.
+    """Rotary embedding: rotates pairs of dimensions by angles that grow with position.
 
-    Pairs are dimension i with i + dim / 2 (the two halves, as Hugging Face stores
-    them), or 2i with 2i + 1 where `interleaved`. Scores are multiplied by `sharpness`.
-    Heads are turned in their own dtype, or in float32 where `float32_rotation`.
+    >>> rope = Rope(dim=2)
+    >>> positions = jnp.arange(3)[None]
+    >>> cos, sin = rope.tables(positions)
+    >>> [round(float(x), 3) for x in sin[0, :, 0]]
+    [0.0, 0.841, 0.909]
+    >>> rope.rotate(jnp.ones((1, 3, 4, 8)), (cos, sin)).shape
+    (1, 3, 4, 8)
     """
 
     dim: int
+    """Rotated dimensions of each head, the first ones; the others are unchanged."""
     theta: float = 10_000.0
+    """Base of the frequencies."""
     scaling: Scaling = Unscaled()
+    """Frequencies of the pairs, by context length."""
     interleaved: bool = False
+    """Whether pairs are dimensions 2i and 2i + 1, not i and i + dim / 2 as in Hugging
+    Face checkpoints."""
     sharpness: float = 1.0
+    """Factor of the attention scores."""
     float32_rotation: bool = False
+    """Whether heads are rotated in float32, not in their own dtype."""
 
     def tables(
         self, positions: Int[Array, "batch seq"]
     ) -> tuple[Float[Array, "batch seq dim"], Float[Array, "batch seq dim"]]:
-        """Cosines and sines for every position, float32, laid out like a head."""
+        """Returns cosines and sines of every position's angles, float32."""
         length = jnp.max(positions) + 1
-        speeds = self.scaling.frequencies(self.theta, self.dim, length)
-        angles = positions[:, :, None].astype(jnp.float32) * speeds[None, None, :]
+        frequencies = self.scaling.frequencies(self.theta, self.dim, length)
+        angles = positions[:, :, None].astype(jnp.float32) * frequencies[None, None, :]
         if self.interleaved:
             angles = jnp.repeat(angles, 2, axis=-1)
         else:
@@ -253,18 +274,18 @@ class Rope:
         x: Float[Array, "batch seq heads dim"],
         tables: tuple[Float[Array, "batch seq rot"], Float[Array, "batch seq rot"]],
     ) -> Float[Array, "batch seq heads dim"]:
-        """Turns queries or keys; dimensions past `dim` pass through.
+        """Returns rotated queries or keys; dimensions past `dim` are unchanged.
 
-        Cosines and sines are rounded to the dtype they turn in first, as torch does.
+        Cosines and sines are rounded to the dtype of the rotation first, as in torch.
         """
-        turned, rest = x[..., : self.dim], x[..., self.dim :]
-        turned = turned.astype(jnp.float32) if self.float32_rotation else turned
-        cos, sin = (table[:, :, None, :].astype(turned.dtype) for table in tables)
-        turned = turned * cos + self._quarter_turn(turned) * sin
-        turned = turned.astype(x.dtype)
-        return jnp.concatenate([turned, rest], axis=-1) if rest.shape[-1] else turned
+        rotated, rest = x[..., : self.dim], x[..., self.dim :]
+        rotated = rotated.astype(jnp.float32) if self.float32_rotation else rotated
+        cos, sin = (table[:, :, None, :].astype(rotated.dtype) for table in tables)
+        rotated = rotated * cos + self._rotate_half(rotated) * sin
+        rotated = rotated.astype(x.dtype)
+        return jnp.concatenate([rotated, rest], axis=-1) if rest.shape[-1] else rotated
 
-    def _quarter_turn(
+    def _rotate_half(
         self, x: Float[Array, "batch seq heads rot"]
     ) -> Float[Array, "batch seq heads rot"]:
         if self.interleaved:

@@ -66,7 +66,7 @@ class ModelObjective(Objective[Loss, None]):
         layers: Sequence[int] = (),
         opened: Sequence[str] = (),
     ) -> tuple[Outputs, Variables]:
-        """One forward pass of the model, frozen leaves put back; see `forward`."""
+        """One forward pass of the model, with frozen leaves put back."""
         return forward(
             self.source,
             thaw(params),

@@ -15,7 +15,7 @@ from docs.generate.page import read_table, table_lines, write_table
 from tests import conftest as conftest
 from tests.converters.families.decoders import TINY
 from tests.converters.families.grid import Case, cases_of
-from tests.converters.families.measure import Found, measure
+from tests.converters.families.measure import Differences, measure
 
 COLUMNS = ("measured", "cases", "logits", "gradients", "bfloat16", "bytes")
 
@@ -31,7 +31,7 @@ def documented_rows() -> dict[str, Sequence[str]]:
 
 def measured_row(family: str) -> Sequence[str]:
     """Measures all cases of a family; prints every difference over its bound."""
-    largest, cases, passed = Found(), cases_of(family), 0
+    largest, cases, passed = Differences(), cases_of(family), 0
     start = time.monotonic()
     for case in cases:
         differences = measure_case(family, case)
@@ -48,7 +48,7 @@ def measured_row(family: str) -> Sequence[str]:
     )
 
 
-def measure_case(family: str, case: Case) -> Found | None:
+def measure_case(family: str, case: Case) -> Differences | None:
     """Measures one case; None if it raises, with the error printed."""
     with tempfile.TemporaryDirectory() as folder:
         try:

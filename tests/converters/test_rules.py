@@ -1,4 +1,4 @@
-"""Rules read the same tensor forwards and backwards, whatever way it lies."""
+"""Rules read the same tensor forwards and backwards, in every layout."""
 
 import numpy as np
 import pytest

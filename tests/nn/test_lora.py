@@ -13,7 +13,7 @@ import pytest
 import dew
 from dew.converters.lora.adapters import Adapted
 from dew.nn.linear import FACTORS, LORA, Linear
-from dew.nn.lora import Adapter, Site, merged, with_adapters
+from dew.nn.lora import Adapter, Site, merge_adapters, with_adapters
 from dew.objectives.base import Step, scalar_loss
 from dew.objectives.causal_lm import CausalLM
 from dew.objectives.distillation.objective import Distillation
@@ -56,7 +56,7 @@ def test_an_adapter_adds_its_product_to_that_of_the_weight() -> None:
 def test_a_merged_weight_says_the_same() -> None:
     model, variables = linear()
     x = jax.random.normal(KEY, (5, 2, 3))
-    whole = merged(variables)
+    whole = merge_adapters(variables)
     assert set(whole["params"]) == {"weight", "bias"}
     want = model.apply(variables, x)
     np.testing.assert_allclose(model.apply(whole, x), want, rtol=1e-4, atol=1e-6)

@@ -29,7 +29,7 @@ from dew.objectives.base import (
 )
 from dew.training.step import TrainStep
 from tests.support.objectives import MOMENTUM, Run, Toy, as_mean, microbatch
-from tests.support.tolerances import RTOL, assert_trees_close
+from tests.support.tolerances import CHECK_GRADS, RTOL, assert_trees_close
 
 # The page of dew.objectives.base: its table of names, in its order.
 NAMES = """
@@ -84,8 +84,8 @@ def test_every_name_of_the_page_is_in_the_module(name: str) -> None:
 
 @pytest.mark.parametrize("name", MEMBERS)
 def test_every_member_of_an_objective_is_in_the_base(name: str) -> None:
-    known = {**vars(base.Objective), **base.Objective.__annotations__}
-    assert name in known
+    attributes = {**vars(base.Objective), **base.Objective.__annotations__}
+    assert name in attributes
 
 
 @pytest.mark.parametrize(("of", "names"), PARAMETERS.items())
@@ -230,7 +230,7 @@ def test_scalar_loss_differentiates_directly() -> None:
     params = toy.init(jax.random.key(0))["params"]
     want = mean_loss(as_mean({"params": params}, batch, step)[0])[0]
     assert value(params) == want
-    check_grads(value, (params,), order=1, modes=["rev"], rtol=1e-2)
+    check_grads(value, (params,), order=1, modes=["rev"], rtol=CHECK_GRADS)
 
 
 def test_the_state_is_built_from_held_arrays_as_arguments() -> None:
@@ -264,9 +264,9 @@ def test_an_initializer_dispatches_through_the_public_init() -> None:
 
 
 def test_select_keeps_the_nesting_and_drops_empty_branches() -> None:
-    kept = select(TREE, under("params", "a"))
-    assert set(kept) == {"params"}
-    assert set(kept["params"]) == {"a"}
+    subtree = select(TREE, under("params", "a"))
+    assert set(subtree) == {"params"}
+    assert set(subtree["params"]) == {"a"}
     assert_trees_close(select(TREE, everything), TREE, rtol=0)
 
 

@@ -181,12 +181,12 @@ every_objective = pytest.mark.parametrize("name", ROWS)
 
 
 def step_of(variables: Any, key: Any = KEY) -> Step:
-    """A step whose average lies beside the weights, for those who need one."""
+    """A step with an average near the weights, for objectives that need one."""
     return Step(jnp.int32(3), key, jax.tree.map(lambda leaf: leaf * 0.9, variables))
 
 
 @cache
-def started(name: str) -> Any:
+def initial(name: str) -> Any:
     return ROWS[name].objective.init(jax.random.key(1))
 
 
@@ -197,13 +197,15 @@ def batch_of(name: str, seed: int = 0) -> dict[str, Any]:
 
 def value_of(name: str) -> Callable[..., Any]:
     """The reduced value of the pooled statistics of some microbatches."""
-    objective, start = ROWS[name].objective, started(name)
+    objective, start = ROWS[name].objective, initial(name)
 
     def value(params: Any, batches: list[Any]) -> Any:
         tree = {**start, "params": params}
         # The average does not move with the weights, but has their dtype.
-        held = jax.tree.map(lambda s, p: s.astype(p.dtype), start["params"], params)
-        step = step_of({**start, "params": held})
+        cast_params = jax.tree.map(
+            lambda s, p: s.astype(p.dtype), start["params"], params
+        )
+        step = step_of({**start, "params": cast_params})
         stats = [objective.loss(tree, b, step)[0] for b in batches]
         pooled = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *stats)
         return objective.reduce_loss(pooled)[0], pooled
@@ -224,7 +226,7 @@ def assert_close_for_its_size(got: Any, want: Any) -> None:
 
 @every_objective
 def test_a_compiled_loss_is_the_eager_one(name: str) -> None:
-    params, batch = started(name)["params"], batch_of(name)
+    params, batch = initial(name)["params"], batch_of(name)
     (compiled, _), _ = measure(name)(params, [batch])
     eager, _ = value_of(name)(params, [batch])
     assert compiled > 0
@@ -233,11 +235,11 @@ def test_a_compiled_loss_is_the_eager_one(name: str) -> None:
 
 @every_objective
 def test_what_a_mask_covers_changes_nothing(name: str) -> None:
-    row, params = ROWS[name], started(name)["params"]
+    row, params = ROWS[name], initial(name)["params"]
     batch, noise = batch_of(name), batch_of(name, seed=1)[row.covered]
-    kept = batch[row.by].reshape(batch[row.by].shape + (1,) * 9)
-    kept = kept.reshape(kept.shape[: noise.ndim])
-    covered = {**batch, row.covered: jnp.where(kept, batch[row.covered], noise)}
+    is_real = batch[row.by].reshape(batch[row.by].shape + (1,) * 9)
+    is_real = is_real.reshape(is_real.shape[: noise.ndim])
+    covered = {**batch, row.covered: jnp.where(is_real, batch[row.covered], noise)}
     assert not jnp.array_equal(covered[row.covered], batch[row.covered])
     before, after = (measure(name)(params, [b]) for b in (batch, covered))
     assert_close_for_its_size(after, before)
@@ -245,16 +247,16 @@ def test_what_a_mask_covers_changes_nothing(name: str) -> None:
 
 @every_objective
 def test_microbatches_pool_to_one_large_batch(name: str) -> None:
-    params, batch = started(name)["params"], batch_of(name)
+    params, batch = initial(name)["params"], batch_of(name)
     # Three rows and one: unequal masses.
     parts = [jax.tree.map(lambda x, s=s: x[s], batch) for s in (np.s_[:3], np.s_[3:])]
-    pooled, whole = (measure(name)(params, b) for b in (parts, [batch]))
-    assert_close_for_its_size(pooled, whole)
+    pooled, single = (measure(name)(params, b) for b in (parts, [batch]))
+    assert_close_for_its_size(pooled, single)
 
 
 @every_objective
 def test_gradients_are_those_of_finite_differences(name: str) -> None:
-    params, batch = started(name)["params"], batch_of(name)
+    params, batch = initial(name)["params"], batch_of(name)
     (_, _), gradient = measure(name)(params, [batch])
     norm = optax.tree.norm(gradient)
     assert norm > 0
@@ -269,7 +271,7 @@ def test_gradients_are_those_of_finite_differences(name: str) -> None:
 
 @every_objective
 def test_half_precision_stays_finite_and_sums_in_float32(name: str) -> None:
-    params = started(name)["params"]
+    params = initial(name)["params"]
     batch = batch_of(name)
     (full, _), _ = measure(name)(params, [batch])
     params, batch = (cast(tree, jnp.bfloat16) for tree in (params, batch))

@@ -25,7 +25,7 @@ def tiny_decoder(
     scan: bool = False,
     dropout: float = 0.0,
 ) -> Decoder:
-    """A decoder of eleven words; weights large enough for gradients to be seen."""
+    """A decoder of eleven words, with weights large enough for clear gradients."""
     attention = Attention(
         heads=2, kv_heads=1, head_dim=4, rope=Rope(dim=4), dropout=dropout
     )
@@ -44,7 +44,7 @@ BALANCED = MoE(experts=4, top_k=2, dim=5, scoring="sigmoid", balanced=True)
 
 
 class Perceptron(nn.Module):
-    """Pixels [batch, 5] to logits, with batch norm and dropout where asked."""
+    """Pixels [batch, 5] to logits, optionally with batch norm and dropout."""
 
     classes: int = 3
     norm: bool = False
@@ -66,7 +66,7 @@ class Perceptron(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Patches [batch, seq, 3] to states, each beside the mean of all that are seen."""
+    """Patches [batch, seq, 3] to states, each with the mean of the unmasked ones."""
 
     embed: int = 6
 
@@ -86,7 +86,7 @@ class Encoder(nn.Module):
 
 
 class Guesser(nn.Module):
-    """States where they are seen, and places, to a guess at every position."""
+    """Unmasked states and learned positions to a prediction at every position."""
 
     embed: int = 6
 
@@ -100,7 +100,7 @@ class Guesser(nn.Module):
 
 
 class Translator(nn.Module):
-    """A source of which the mean is read, and a target whose past is summed."""
+    """An encoder-decoder: the mean of the source, and the sum of the target so far."""
 
     vocab: int = 11
     embed: int = 6
@@ -125,7 +125,7 @@ STATES = {**SEEN, "inputs_embeds": jax.ShapeDtypeStruct((1, 6, 6), jnp.float32)}
 
 
 def loaded(model: nn.Module, inputs: Mapping[str, Any]) -> Source:
-    """The model with weights at hand, which costs a test no compilation."""
+    """The model with weights from numpy, so that a test need not compile `init`."""
     shapes = jax.eval_shape(model.init, jax.random.key(0), dict(inputs))
     draw = np.random.default_rng(0)
 

@@ -46,14 +46,14 @@ def as_moments(params: Any, batch: Any, step: Step) -> tuple[Any, Aux[Any]]:
 
 
 def variance(stats: Moments) -> tuple[Any, Any]:
-    """0 / 0 without records, as a reduction written in a hurry has it."""
+    """The variance; NaN (0 / 0) without records, as in a careless reduction."""
     mean = stats.first / stats.count
     return stats.second / stats.count - mean**2, stats.count > 0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Toy(Objective[Any, Any]):
-    """Linear regression on three inputs, whose loss is what a test says."""
+    """Linear regression on three inputs, with the loss function as a field."""
 
     of: Callable[[Any, Any, Step], tuple[Any, Aux[Any]]] = as_mean
     start: Any = None

@@ -3,7 +3,7 @@
     python -m tests.support.runs FOLDER STEPS LOSSES
 
 appends one loss a line to LOSSES, resumes from FOLDER if it holds a checkpoint, and
-lets the data take its time, so that a signal finds it at work.
+pauses before every batch, so that a signal arrives in the middle of a run.
 """
 
 import sys
@@ -80,7 +80,7 @@ def trainer(
     variables: Variables | None = None,
     **settings: Any,
 ) -> Trainer:
-    """A causal decoder of eleven words, two microbatches a commit unless told else."""
+    """A causal decoder of eleven words, two microbatches a commit by default."""
     objective = CausalLM(
         source=Source(model=tiny_decoder(dropout=0.1), variables=variables),
         seq_len=12,

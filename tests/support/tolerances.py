@@ -32,6 +32,16 @@ HALF = 0.02
 ACCUMULATION = 1e-6
 """A window of microbatches against one large batch; the largest seen is 3e-7."""
 
+AVERAGE = 1e-6
+"""Absolute difference of averaged weights from the recursion written out, beside the
+relative tolerance of float32."""
+
+CHECK_GRADS = 1e-2
+"""Gradients against the float32 differences of `jax.test_util.check_grads`."""
+
+SHARES = {"hidden": 0.01, "masked": 0.03, "unchanged": 0.025}
+"""Shares of 32768 tokens that `hide_tokens` draws; five standard deviations."""
+
 
 def assert_trees_close(got: Any, want: Any, *, rtol: float, atol: float = 0.0) -> None:
     """Two trees of one structure with leaves that agree; the first that does not."""

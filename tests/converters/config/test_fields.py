@@ -1,4 +1,4 @@
-"""Every field of a config is followed, known to change nothing, or refused."""
+"""Every field of a config is followed, has no effect, or is refused."""
 
 import random
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ OTHERS: Mapping[str, Any] = {
     "hidden_act": "gelu",
     "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4},
 }
-"""Other values for fields whose kind does not suggest one."""
+"""Other values of fields whose type does not suggest one."""
 
 # dtype is how tensors are stored: test_converters_files covers it. Names and versions
 # are what from_pretrained finds the classes by.

@@ -1,4 +1,4 @@
-"""A config's rotary embedding, however it is spelled, turns as transformers' does."""
+"""A config's rotary embedding rotates as in transformers, in every spelling."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a row of the families' tests is: a tiny random config of one family."""
+"""A row of the families' tests: a tiny random config of one family."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ SIZES: Mapping[str, Any] = {
     "initializer_range": 0.25,
     "bos_token_id": 1,
     "eos_token_id": 2,
-    # torch lets no gradient reach the row of padding; no test reads it.
+    # torch gives the row of the padding token no gradient; no test reads it.
     "pad_token_id": VOCAB - 1,
 }
 
 
 def without(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """The fields but those that a config class does not have."""
+    """Returns the fields except `names`, which a config class does not have."""
     return {name: value for name, value in fields.items() if name not in names}
 
 
@@ -33,17 +33,22 @@ def without(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
 class Tiny:
     """One family: its config class, a tiny config, and changes worth a run each.
 
-    `learned` names the field that says where learned positions end, of which `before`
-    stand before the first token's. `model` makes the model of a config.
+    `positions` names the field with the number of learned positions, of which
+    `first_position` come before that of the first token. `model` builds the model of a
+    config.
     """
 
     config: Any
     fields: Mapping[str, Any]
     variants: tuple[Mapping[str, Any], ...] = ()
-    learned: str | None = None
-    before: int = 0
+    positions: str | None = None
+    first_position: int = 0
     model: Callable[[Any], Any] = AutoModelForCausalLM.from_config
 
-    def room(self, seq: int) -> Mapping[str, Any]:
-        """What makes learned positions long enough."""
-        return {} if self.learned is None else {self.learned: self.before + seq}
+    def with_positions(self, seq: int) -> Mapping[str, Any]:
+        """Changes that make learned positions long enough for `seq` tokens."""
+        return (
+            {}
+            if self.positions is None
+            else {self.positions: self.first_position + seq}
+        )

@@ -1,4 +1,4 @@
-"""A tiny random config of every family of the native road, and what else it may say."""
+"""Tiny random configs of all native families, each with variants."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -157,13 +157,13 @@ DECODERS: Mapping[str, Tiny] = {
             {"n_inner": 40, "tie_word_embeddings": False},
             {"scale_attn_by_inverse_layer_idx": True, "scale_attn_weights": False},
         ),
-        learned="n_positions",
+        positions="n_positions",
     ),
     "gptj": Tiny(
         config=hf.GPTJConfig,
         fields={**GPT, "rotary_dim": 4},
         variants=({"n_inner": 40, "tie_word_embeddings": True},),
-        learned="n_positions",
+        positions="n_positions",
     ),
     "gpt_neox": Tiny(
         config=hf.GPTNeoXConfig,
@@ -188,7 +188,7 @@ DECODERS: Mapping[str, Tiny] = {
             {"do_layer_norm_before": False, "word_embed_proj_dim": 20},
             {"word_embed_proj_dim": 20, "tie_word_embeddings": False},
         ),
-        learned="max_position_embeddings",
+        positions="max_position_embeddings",
     ),
     "bloom": Tiny(
         config=hf.BloomConfig,

@@ -14,7 +14,7 @@ ENCODERS: Mapping[str, Tiny] = {
             {"hidden_act": "gelu_new", "type_vocab_size": 3},
             {"tie_word_embeddings": False},
         ),
-        learned="max_position_embeddings",
+        positions="max_position_embeddings",
         model=hf.BertForMaskedLM,
     ),
     "roberta": Tiny(
@@ -24,8 +24,8 @@ ENCODERS: Mapping[str, Tiny] = {
             {"hidden_act": "gelu_new", "type_vocab_size": 1},
             {"tie_word_embeddings": False},
         ),
-        learned="max_position_embeddings",
-        before=4,
+        positions="max_position_embeddings",
+        first_position=4,
         model=hf.RobertaForMaskedLM,
     ),
     "distilbert": Tiny(
@@ -44,14 +44,14 @@ ENCODERS: Mapping[str, Tiny] = {
             "n_heads": 4,
         },
         variants=({"activation": "relu"}, {"tie_word_embeddings": False}),
-        learned="max_position_embeddings",
+        positions="max_position_embeddings",
         model=hf.DistilBertForMaskedLM,
     ),
     "electra": Tiny(
         config=hf.ElectraConfig,
         fields={**SIZES, "embedding_size": 12},
         variants=({"embedding_size": WIDTH}, {"tie_word_embeddings": False}),
-        learned="max_position_embeddings",
+        positions="max_position_embeddings",
         model=hf.ElectraForMaskedLM,
     ),
     "albert": Tiny(
@@ -63,7 +63,7 @@ ENCODERS: Mapping[str, Tiny] = {
             "num_hidden_groups": 2,
         },
         variants=({"num_hidden_groups": 1}, {"tie_word_embeddings": False}),
-        learned="max_position_embeddings",
+        positions="max_position_embeddings",
         model=hf.AlbertForMaskedLM,
     ),
     "modernbert": Tiny(

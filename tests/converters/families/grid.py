@@ -1,8 +1,8 @@
-"""The grid of configs that every family is held to, each as files may spell it.
+"""The grid of configs that every family is tested with, in each spelling of files.
 
-`cases_of(family)` is read off the family's row in
-`tests/converters/families/decoders.py`: sizes, biases
-and ties its config class has a field for, and every rope type in both spellings.
+`cases_of(family)` follows from the family's row in
+`tests/converters/families/decoders.py`: the sizes, biases and ties that its config
+class has a field for, and every rope type in both spellings.
 """
 
 import random
@@ -17,7 +17,7 @@ from tests.converters.families.encoders import ENCODERS
 from tests.support.sampling import daily_random
 
 WINDOW, ORIGINAL = 64, 32
-"""Longest positions that rope cases declare, and those trained on first."""
+"""Maximum length that rope cases declare, and original length before scaling."""
 
 THETAS = (1e4, 1e5, 5e5, 1e6, 1e7)
 
@@ -40,7 +40,7 @@ FIXED: Mapping[tuple[str, str], str] = {
         for name in ("head_dim", "num_key_value_heads")
     },
     **{
-        (family, "head_dim"): "the class works it out"
+        (family, "head_dim"): "the class computes it"
         for family in (
             *("bloom", "falcon", "gpt2", "gpt_neox", "gptj", "opt", "stablelm"),
             *ENCODERS,
@@ -48,7 +48,7 @@ FIXED: Mapping[tuple[str, str], str] = {
     },
     ("olmoe", "head_dim"): "norms of queries are as wide as the model",
 }
-"""Sizes that a family has no choice of, and why."""
+"""Sizes that a family's config cannot change, and why."""
 
 REFUSED: Mapping[tuple[str, str], str] = {
     **{
@@ -56,7 +56,7 @@ REFUSED: Mapping[tuple[str, str], str] = {
         for kind in ("linear", "dynamic", "yarn", "llama3", "proportional")
     },
     **{
-        (family, "proportional"): "the class cuts heads before it turns them"
+        (family, "proportional"): "the class splits heads before it rotates them"
         for family in ("phi", "stablelm")
     },
 }
@@ -65,10 +65,10 @@ REFUSED: Mapping[tuple[str, str], str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One config: changes of the tiny one, and how config.json may say the rest.
+    """One config: changes of the tiny one, and spellings of its rotary embedding.
 
-    Each of `spellings` is joined to the fields and written as it is; with none,
-    config.json is what transformers writes.
+    Each of `spellings` is joined to the fields and written as it is; without any,
+    config.json is written by transformers.
     """
 
     name: str
@@ -77,21 +77,21 @@ class Case:
 
 
 def cases_of(family: str) -> list[Case]:
-    """Every case of a family."""
+    """All cases of a family."""
     axes = axes_of(family)
     cases = [Case(name="as it is", changes={})]
     cases += [Case(name=name, changes=changes) for name, changes in axes.items()]
-    cases += mixed(family, axes)
+    cases += mixed_cases(family, axes)
     return cases + list(rope_cases(family))
 
 
-def seeded(family: str) -> Case:
-    """One of a family's cases, another each day."""
+def case_of_today(family: str) -> Case:
+    """One of a family's cases, drawn by the date."""
     return daily_random(family).choice(cases_of(family))
 
 
 def axes_of(family: str) -> dict[str, Mapping[str, Any]]:
-    """One change at a time, of what the family's config class has a field for."""
+    """One change at a time, of fields that the family's config class has."""
     tiny = TINY[family]
     fields = tiny.config(**tiny.fields).to_dict()
     axes: dict[str, Mapping[str, Any]] = {}
@@ -109,19 +109,19 @@ def axes_of(family: str) -> dict[str, Mapping[str, Any]]:
     }
 
 
-def mixed(family: str, axes: Mapping[str, Mapping[str, Any]]) -> list[Case]:
-    """Two cases that make several of the changes at once."""
+def mixed_cases(family: str, axes: Mapping[str, Mapping[str, Any]]) -> list[Case]:
+    """Two cases with three random changes each, of families with more than three."""
     rng = random.Random(family)
     cases = []
     for i in range(2 if len(axes) > 3 else 0):
-        chosen = rng.sample(sorted(axes), 3)
-        changes = {n: v for name in chosen for n, v in axes[name].items()}
-        cases.append(Case(name=f"mixed {i}: {', '.join(chosen)}", changes=changes))
+        sampled = rng.sample(sorted(axes), 3)
+        changes = {n: v for name in sampled for n, v in axes[name].items()}
+        cases.append(Case(name=f"mixed {i}: {', '.join(sampled)}", changes=changes))
     return cases
 
 
 def rope_kinds(pairs: int) -> dict[str, Mapping[str, Any]]:
-    """Rope dicts of every type, for heads of which so many pairs turn."""
+    """Rope dicts of every type, for heads with `pairs` rotated pairs."""
     original = {"original_max_position_embeddings": ORIGINAL}
     yarn = {"rope_type": "yarn", "factor": 4.0, **original}
     long = {
@@ -148,7 +148,7 @@ def rope_kinds(pairs: int) -> dict[str, Mapping[str, Any]]:
 
 
 def rope_cases(family: str) -> Iterator[Case]:
-    """Every rope type as transformers 4 and 5 spell it, thetas taking turns."""
+    """Every rope type, spelled as in transformers 4 and 5, with cycling thetas."""
     tiny = TINY[family]
     if "rope_parameters" not in tiny.config(**tiny.fields).to_dict():
         return
@@ -158,7 +158,7 @@ def rope_cases(family: str) -> Iterator[Case]:
     for name, facts in rope_kinds(rope.dim // 2).items():
         facts = {"rope_theta": next(thetas), **facts}
         if (family, name.partition(",")[0]) not in REFUSED:
-            yield Case(name=name, changes=base, spellings=spelled(family, facts))
+            yield Case(name=name, changes=base, spellings=rope_spellings(family, facts))
     if family == "phi3":
         facts = {**rope_kinds(rope.dim // 2)["longrope"], "rope_theta": 1e4}
         old = {"rope_scaling": {**facts, "rope_type": "su"}}
@@ -167,12 +167,12 @@ def rope_cases(family: str) -> Iterator[Case]:
             changes={**base, "original_max_position_embeddings": ORIGINAL},
             spellings=(old,),
         )
-    yield from layered(family, base)
-    yield from partial(family, base)
+    yield from layered_rope_cases(family, base)
+    yield from partial_rope_cases(family, base)
 
 
 def rope_base(family: str) -> dict[str, Any]:
-    """Heads of 16, so that eight pairs turn, or a few where only part of a head does.
+    """Heads of 16, so that eight pairs are rotated, or fewer in partial RoPE.
 
     Mixtral's class leaves head_dim open, and its own rope types fail then.
     """
@@ -191,12 +191,14 @@ LAYERED: Mapping[str, str | None] = {
     "modernbert": "local_rope_theta",
     "olmo3": None,
 }
-"""Families whose layers with a window turn by a rope of their own, and the field that
-says its theta in version 4."""
+"""Families whose windowed layers have their own rope, and its theta's field in
+transformers 4."""
 
 
-def spelled(family: str, facts: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """The rope as version 4 of transformers writes it, and as version 5 does."""
+def rope_spellings(
+    family: str, facts: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], ...]:
+    """The rope as transformers 4 writes it, and as transformers 5 does."""
     new: Mapping[str, Any] = {"rope_parameters": {"rope_type": "default", **facts}}
     if family in LAYERED:
         window = {"rope_type": "default", "rope_theta": 2e4}
@@ -210,7 +212,7 @@ def spelled(family: str, facts: Mapping[str, Any]) -> tuple[Mapping[str, Any], .
 
 
 def old_spelling(family: str, facts: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Version 4: theta and the turning part beside `rope_scaling`."""
+    """Spelling of version 4: theta and the rotated part beside `rope_scaling`."""
     tops = {
         "rope_theta": "rope_theta",
         "partial_rotary_factor": "partial_rotary_factor",
@@ -235,8 +237,8 @@ def old_spelling(family: str, facts: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**top, "rope_scaling": inner or None}
 
 
-def layered(family: str, base: Mapping[str, Any]) -> Iterator[Case]:
-    """Ropes where layers with a window have the scaled one."""
+def layered_rope_cases(family: str, base: Mapping[str, Any]) -> Iterator[Case]:
+    """Cases in which the windowed layers have the scaled rope."""
     if family not in LAYERED:
         return
     full = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6}
@@ -249,8 +251,8 @@ def layered(family: str, base: Mapping[str, Any]) -> Iterator[Case]:
     )
 
 
-def partial(family: str, base: Mapping[str, Any]) -> Iterator[Case]:
-    """Other parts of a head that turn, where the family can turn a part."""
+def partial_rope_cases(family: str, base: Mapping[str, Any]) -> Iterator[Case]:
+    """Cases with other rotated parts of a head, for families with partial RoPE."""
     if not any(rope.partial for rope in FAMILIES[family].ropes):
         return
     for fraction in (0.25, 0.5, 1.0):
@@ -262,5 +264,5 @@ def partial(family: str, base: Mapping[str, Any]) -> Iterator[Case]:
                 yield Case(
                     name=f"{kind}, part {fraction}",
                     changes=base,
-                    spellings=spelled(family, facts),
+                    spellings=rope_spellings(family, facts),
                 )

@@ -1,4 +1,4 @@
-"""What a family's case is measured by: logits, gradients, bfloat16 and bytes."""
+"""Measures of a family's case: logits, gradients, bfloat16 and bytes."""
 
 import copy
 import json
@@ -24,24 +24,24 @@ from tests.support.tolerances import FAMILY_GRADIENT, FAMILY_HALF, LOGITS
 
 SHORT, SEQ, LONG = 12, 48, 288
 ROWS = 12
-"""Of the texts in bfloat16, whose distances are averages."""
+"""Rows of the texts in bfloat16, whose distances are averages."""
 SHARDS = "20KB"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class Differences:
     """Largest differences of one case, as parts of the largest reference value.
 
-    `half` is how much further our bfloat16 logits are from float32 than torch's.
+    `half` is the distance of our bfloat16 logits from float32, over that of torch's.
     """
 
     logits: float = 0.0
     gradient: float = 0.0
     half: float = 0.0
 
-    def with_larger(self, other: "Found") -> "Found":
-        """The larger of each."""
-        return Found(
+    def with_larger(self, other: "Differences") -> "Differences":
+        """The larger of each difference."""
+        return Differences(
             logits=max(self.logits, other.logits),
             gradient=max(self.gradient, other.gradient),
             half=max(self.half, other.half),
@@ -49,7 +49,7 @@ class Found:
 
     @property
     def faults(self) -> list[str]:
-        """What is over its bound."""
+        """Differences that are over their bounds."""
         bounded = (
             ("logits", self.logits, LOGITS),
             ("gradients", self.gradient, FAMILY_GRADIENT),
@@ -70,34 +70,34 @@ def model_of(family: str, changes: Mapping[str, Any]) -> Any:
 
 def measure(
     family: str, case: Case, folder: Path, *, jit: bool = False, half: bool = True
-) -> Found:
-    """Measures a case, and insists that its folder comes back byte for byte.
+) -> Differences:
+    """Measures a case, and asserts that its folder comes back byte for byte.
 
     Gradients are compiled whole with `jit`, which is cheaper for one case; many cases
     share what is compiled op by op. bfloat16 is left out where `half` is false.
     """
-    changes = {**case.changes, **TINY[family].room(LONG)}
+    changes = {**case.changes, **TINY[family].with_positions(LONG)}
     hf.save(model_of(family, changes), folder / "in", max_shard_size=SHARDS)
     fields = {**TINY[family].fields, **changes}
     logits = [
-        spelled_logits(family, folder, {**fields, **spelling})
+        spelling_difference(family, folder, {**fields, **spelling})
         for spelling in case.spellings
     ]
     if not case.spellings:
         logits = [logits_difference(folder)]
     source, model = dew.load(folder / "in"), hf.reloaded(folder / "in")
-    return Found(
+    return Differences(
         logits=max(logits),
         half=half_ratio(type(model), folder / "in", folder / "half") if half else 0.0,
         gradient=gradient_difference(model, source, folder / "gradients", jit=jit),
     )
 
 
-def spelled_logits(family: str, folder: Path, fields: Mapping[str, Any]) -> float:
-    """What `logits_difference` says of a config.json of these fields alone."""
+def spelling_difference(family: str, folder: Path, fields: Mapping[str, Any]) -> float:
+    """`logits_difference` for a config.json of these fields alone."""
     file = folder / "in" / "config.json"
-    named = json.loads(file.read_text())["architectures"]
-    about = {"architectures": named, "model_type": family}
+    classes = json.loads(file.read_text())["architectures"]
+    about = {"architectures": classes, "model_type": family}
     file.write_text(json.dumps({**about, **fields}, indent=1))
     return logits_difference(folder)
 
@@ -118,8 +118,8 @@ def logits_apart(source: Any, model: Any, seq: int) -> float:
         return padded(seq, model.config.pad_token_id, seed=seed)
 
     def difference(seed: int) -> float:
-        want = torch_said(model, *text(seed))
-        return hf.largest_difference(said(source, *text(seed)), want)
+        want = torch_real_logits(model, *text(seed))
+        return hf.largest_difference(real_logits(source, *text(seed)), want)
 
     def conditioned(seed: int) -> float:
         return condition(model, logits_of(*text(seed)))
@@ -128,9 +128,9 @@ def logits_apart(source: Any, model: Any, seq: int) -> float:
 
 
 def logits_of(ids: np.ndarray, mask: np.ndarray | None) -> Says:
-    """What says the logits of a text where there is no padding."""
-    whole = np.ones_like(ids) if mask is None else mask
-    return lambda model: [torch_said(model, ids, whole)]
+    """Function from a torch model to its logits of a text, without padding."""
+    full_mask = np.ones_like(ids) if mask is None else mask
+    return lambda model: [torch_real_logits(model, ids, full_mask)]
 
 
 def padded(
@@ -141,31 +141,31 @@ def padded(
     mask = np.ones_like(ids)
     mask[1, : seq // 4] = 0
     mask[2, -seq // 4 :] = 0
-    # RoBERTa's positions skip the token, and torch lets no gradient reach its row.
+    # RoBERTa's positions skip the token, and torch gives its row no gradient.
     ids[ids == pad] = pad + 1
     return np.where(mask, ids, pad), mask
 
 
-def said(source: Any, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Our logits where there is no padding, float32."""
+def real_logits(source: Any, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Our float32 logits of all tokens but padding."""
     logits = hf.logits_op_by_op(source, ids, mask)
     return logits.astype(np.float32)[mask.astype(bool)]
 
 
-def torch_said(model: Any, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Torch's logits where there is no padding, float32."""
+def torch_real_logits(model: Any, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Torch's float32 logits of all tokens but padding."""
     return hf.torch_logits(model, ids, mask)[mask.astype(bool)]
 
 
 def check_round_trip(folder: Path, source: Any, out: Path) -> Any:
-    """Writes the folder again: the same bytes; and returns what transformers loads."""
+    """Asserts that the folder is saved byte for byte; returns transformers' model."""
     dew.save(source, out)
     check_bytes(folder, out)
     return hf.reloaded(out)
 
 
 def check_bytes(folder: Path, out: Path) -> None:
-    """Insists on the same files: tensors bit for bit and shard for shard."""
+    """Asserts equal files: tensors bit for bit and shard for shard."""
     before, after = (sorted(p.name for p in f.iterdir()) for f in (folder, out))
     assert before == after
     for name in before:
@@ -180,7 +180,7 @@ def check_bytes(folder: Path, out: Path) -> None:
 
 
 def half_ratio(kind: Any, folder: Path, half: Path) -> float:
-    """How far our bfloat16 logits are from float32, by rms, over how far torch's are.
+    """Rms distance of our bfloat16 logits from float32, over that of torch's.
 
     Weights are bfloat16 numbers in all three. Where a token chooses experts, it is the
     median token's rms: one that chooses others has other logits altogether.
@@ -188,14 +188,16 @@ def half_ratio(kind: Any, folder: Path, half: Path) -> float:
     theirs = kind.from_pretrained(folder, dtype=torch.bfloat16)
     theirs.save_pretrained(half)
     text = padded(SEQ, theirs.config.pad_token_id, ROWS)
-    exact = torch_said(copy.deepcopy(theirs).float(), *text)
+    exact = torch_real_logits(copy.deepcopy(theirs).float(), *text)
     source: Any = dew.load(half)
     over = np.median if type(source.model.config.mlp) is MoE else np.mean
 
     def distance(logits: np.ndarray) -> float:
         return float(np.sqrt(over(np.mean(np.square(logits - exact), axis=-1))))
 
-    return distance(said(source, *text)) / distance(torch_said(theirs, *text))
+    return distance(real_logits(source, *text)) / distance(
+        torch_real_logits(theirs, *text)
+    )
 
 
 def gradient_difference(
@@ -233,8 +235,8 @@ def gradients_apart(
     want = load_file(folder / "model.safetensors")
     assert got.keys() <= want.keys()
     most = max(float(g.abs().max()) for g in want.values())
-    # What we read nothing from, as an encoder's second bias beside an untied head, is
-    # to have no gradient in torch either.
+    # A tensor without a variable here, as an encoder's second bias beside an untied
+    # head, must have no gradient in torch either.
     return max(
         float(np.abs(got.get(name, np.zeros(g.shape)) - g.numpy()).max()) / most
         for name, g in want.items()
@@ -244,7 +246,7 @@ def gradients_apart(
 def gradients(
     source: Any, ids: np.ndarray, mask: np.ndarray, *, jit: bool
 ) -> dict[str, np.ndarray]:
-    """Gradients of a sum of the real rows' logits, as the stored tensors lie."""
+    """Gradients of a sum of the real tokens' logits, in the stored layout."""
     weigh = weights(ids, mask)
     inputs = {"tokens": jnp.asarray(ids, jnp.int32), "mask": jnp.asarray(mask, bool)}
 
@@ -272,7 +274,7 @@ def weights(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 
 def torch_gradients(model: Any, ids: np.ndarray, mask: np.ndarray) -> list[np.ndarray]:
-    """Torch's gradients of the same sum, which its weights become."""
+    """Torch's gradients of the same sum, written over the model's weights."""
     out = model(input_ids=torch.tensor(ids), attention_mask=torch.tensor(mask)).logits
     (out * torch.tensor(weights(ids, mask))).sum().backward()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Every family: what is wrong with any of its tensors or rules is caught and named."""
+"""Every family: a fault in any of its tensors or rules is caught and named."""
 
 import json
 import re
@@ -21,13 +21,13 @@ from tests.support.sampling import daily_random
 KINDS = ("removed", "added", "mis-shaped", "doubled")
 
 
-def saved(family: str, folder: Path) -> Path:
+def save_model(family: str, folder: Path) -> Path:
     model_of(family, {}).save_pretrained(folder)
     return folder
 
 
 def spoil(folder: Path, kind: str, name: str) -> str:
-    """Spoils a tensor in the way `kind` says; returns what the error must say."""
+    """Spoils a tensor in the way of `kind`; returns the expected error message."""
     tensor = load_file(folder / "model.safetensors")[name]
     quoted = re.escape(name)
     if kind == "removed":
@@ -49,8 +49,8 @@ def double(folder: Path, name: str, tensor: torch.Tensor) -> None:
     names = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").rename(folder / first)
     save_file({name: tensor}, folder / second, metadata={"format": "pt"})
-    placed = dict.fromkeys(names, first) | {name: second}
-    index = json.dumps({"metadata": {}, "weight_map": placed})
+    shard_of = dict.fromkeys(names, first) | {name: second}
+    index = json.dumps({"metadata": {}, "weight_map": shard_of})
     (folder / "model.safetensors.index.json").write_text(index)
 
 
@@ -64,7 +64,7 @@ def check_spoiled(folder: Path, copy: Path, kind: str, name: str) -> None:
 
 @pytest.mark.parametrize("family", sorted(TINY))
 def test_a_seeded_tensor_cannot_be_spoiled_unseen(family: str, tmp_path: Path) -> None:
-    folder = saved(family, tmp_path / "m")
+    folder = save_model(family, tmp_path / "m")
     names = sorted(load_file(folder / "model.safetensors"))
     rng = daily_random(family)
     for kind in KINDS:
@@ -74,7 +74,7 @@ def test_a_seeded_tensor_cannot_be_spoiled_unseen(family: str, tmp_path: Path) -
 @pytest.mark.full
 @pytest.mark.parametrize("family", sorted(TINY))
 def test_no_tensor_can_be_spoiled_unseen(family: str, tmp_path: Path) -> None:
-    folder = saved(family, tmp_path / "m")
+    folder = save_model(family, tmp_path / "m")
     for name in load_file(folder / "model.safetensors"):
         for kind in KINDS:
             check_spoiled(folder, tmp_path / "copy", kind, name)
@@ -85,7 +85,7 @@ def test_a_rule_too_few_or_too_many_fails_when_the_table_is_built(
     family: str, tmp_path: Path
 ) -> None:
     rules = FAMILIES[family].rules
-    table = dew.load(saved(family, tmp_path)).table
+    table = dew.load(save_model(family, tmp_path)).table
     assert table is not None
     targets = [rule_path(path) for path in table.variables]
     for i, rule in enumerate(rules):

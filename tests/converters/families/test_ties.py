@@ -1,4 +1,4 @@
-"""A tied head in every family, in every case of config against file."""
+"""Tied heads of every family, in all combinations of config and file."""
 
 from pathlib import Path
 from typing import Any
@@ -22,21 +22,21 @@ FLAG = "tie_word_embeddings"
 
 
 def folder_of(family: str, folder: Path, tied: bool, head: str) -> tuple[Path, str]:
-    """A folder of which the config says one thing; and the stored head's name."""
+    """A folder with this config flag and stored head, and the head's name."""
     model_of(family, {FLAG: False}).save_pretrained(folder)
     copies = [copy for copy in FAMILIES[family].copies if copy.flag == FLAG]
     stored = load_file(folder / "model.safetensors")
     for copy in copies:
         rules = FAMILIES[family].rules
         origin = next(rule.source for rule in rules if rule.target == copy.target)
-        kept = stored[origin]
-        kinds = {"absent": None, "equal": kept.clone(), "different": kept + 1}
+        embed = stored[origin]
+        kinds = {"absent": None, "equal": embed.clone(), "different": embed + 1}
         hf.edit_tensors(folder, {copy.source: kinds[head]})
     return hf.edit_config(folder, **{FLAG: tied}), copies[0].source
 
 
 def tables_of(source: Any) -> int:
-    """How many matrices have a row for each token."""
+    """Number of matrices with a row for each token."""
     leaves = flatten(source.variables["params"]).values()
     return sum(leaf.ndim == 2 and leaf.shape[0] == hf.VOCAB for leaf in leaves)
 
@@ -44,8 +44,8 @@ def tables_of(source: Any) -> int:
 def check_cell(family: str, folder: Path, tied: bool, head: str) -> None:
     source_folder, name = folder_of(family, folder / "in", tied, head)
     if (tied, head) in REFUSED:
-        says = rf'{name}.*tied="stored".*tied="config"'
-        with pytest.raises(ValueError, match=says):
+        message = rf'{name}.*tied="stored".*tied="config"'
+        with pytest.raises(ValueError, match=message):
             dew.load(source_folder)
         return
     source = dew.load(source_folder)

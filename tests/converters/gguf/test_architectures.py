@@ -346,7 +346,7 @@ def test_the_real_model_loads_and_answers(smollm2: Path) -> None:
 
 
 def test_the_real_weights_are_those_another_reader_found(smollm2: Path) -> None:
-    """The digest is of a reader that knows nothing of ours or of the gguf package."""
+    """The digest is of a reader that shares no code with ours or the gguf package."""
     weights, digest = weights_of(smollm2), hashlib.sha256()
     for name in sorted(weights):
         digest.update(name.encode() + weights[name].tobytes())

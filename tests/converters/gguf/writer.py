@@ -1,4 +1,4 @@
-"""Tiny GGUF files, laid out as llama.cpp's converter lays them out.
+"""Tiny GGUF files in the layout of llama.cpp's converter.
 
 Names come from the gguf package's own map, not from the tables under test.
 """
