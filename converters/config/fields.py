@@ -310,7 +310,7 @@ def build(kind: type, attributes: Values, parts: Mapping[str, type]) -> Any:
         # hide a misspelt one.
         if not is_dataclass(part):
             raise ValueError(
-                f"{kind.__name__}.{name} may be {part}: the family must say which in "
+                f"{kind.__name__}.{name} may be {part}: the family must name one in "
                 "its parts"
             )
         below = {k.removeprefix(name + "."): v for k, v in parts.items()}

@@ -1,4 +1,4 @@
-"""Transforms of config values: from a Hugging Face field to an attribute of ours.
+"""Transforms of values from a Hugging Face config to the native config.
 
 Each is the `read` of a `Use` in a family's table. Plain arithmetic is a lambda there.
 """
