@@ -126,6 +126,26 @@ def test_no_module_hides_a_public_name(package: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_names_and_paths_in_prose_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    names = set(re.findall(r"`(dew(?:\.\w+)+)", text))
+    folders = "dew|bridges|converters|tests|examples|benchmarks|docs"
+    paths = set(re.findall(rf"`((?:{folders})/[\w/.]+)`", text))
+    faults = [name for name in names if not _resolves(name)]
+    assert sorted(faults + [x for x in paths if not (ROOT / x).exists()]) == []
+
+
+def _resolves(dotted: str) -> bool:
+    """Whether a dotted name is a module, or an attribute below one."""
+    module, _, _ = dotted.rpartition(".")
+    try:
+        importlib.import_module(dotted)
+    except ImportError:
+        return bool(module) and _resolves(module) and _has(dew, dotted[4:])
+    return True
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_relative_links_lead_to_files(page: Path) -> None:
     assert [target for target in _links(page) if not target.exists()] == []
 
