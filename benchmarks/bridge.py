@@ -1,12 +1,13 @@
-"""A torch teacher's forward by every road, in turn in one run, against torch itself.
+"""Benchmark of a torch teacher's forward pass by every road, relative to torch.
 
     python benchmarks/bridge.py [ROUNDS]
 
 SmolLM2-135M on rows of real text, float32: torch, lowered under jit, live beside a
 student's step and without one, the native decoder, and torchax where it imports.
-Ratios of tokens per second are medians over the rounds, so that other work on the
-machine meets all alike. Then what handing logits over costs, how compilation grows with
-depth, and the memory a lowering takes beside the weights.
+Each round runs all of them, and ratios of tokens per second are medians over the
+rounds, so that other load on the machine affects all alike. Then the cost of passing
+logits from torch to JAX, compilation time by depth, and the memory of a lowering beside
+its weights.
 """
 
 import gc
@@ -38,36 +39,36 @@ ROWS, SEQ = 2, 128
 DEPTHS = (2, 4, 8, 16)
 
 
-def timed(call: Callable[[], Any]) -> float:
+def time_call(call: Callable[[], Any]) -> float:
     began = time.perf_counter()
     jax.block_until_ready(call())
     return time.perf_counter() - began
 
 
-def in_turn(
+def run_in_rounds(
     calls: Mapping[str, Callable[[], Any]], rounds: int
 ) -> dict[str, list[float]]:
-    """Seconds of each call, round after round, each warmed up once."""
+    """Returns the seconds of each call in each round, after one warm-up call."""
     for call in calls.values():
-        timed(call)
+        time_call(call)
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
-            seconds[name].append(timed(call))
+            seconds[name].append(time_call(call))
     return seconds
 
 
-def text_of(source: Any) -> np.ndarray:
+def token_rows(source: Any) -> np.ndarray:
     ids = source.tokenizer.encode("\n\n".join(topics[n] for n in sorted(topics))).ids
     return np.array(ids[: ROWS * SEQ], np.int32).reshape(ROWS, SEQ)
 
 
 def forwards(folder: Path, rounds: int) -> None:
-    """The forward by each road, as tokens per second over torch's."""
+    """Prints each road's tokens per second in the forward pass, relative to torch."""
     load: Any = transformers.AutoModelForCausalLM.from_pretrained
     module = load(folder, dtype=torch.float32).eval()
     lowered, native = load_lowered(folder), dew.load(folder, road="native")
-    ids = text_of(native)
+    ids = token_rows(native)
     tokens = torch.from_numpy(ids).long()
 
     @torch.inference_mode()
@@ -87,7 +88,7 @@ def forwards(folder: Path, rounds: int) -> None:
         "live": lambda: live.score({"tokens": ids}),
         **torchax_forward(module, tokens),
     }
-    seconds = in_turn(calls, rounds)
+    seconds = run_in_rounds(calls, rounds)
     print(f"load {os.getloadavg()[0]:.1f}")
     print(f"forward of {ROWS} x {SEQ} tokens, {rounds} rounds in turn")
     for name, column in seconds.items():
@@ -98,7 +99,7 @@ def forwards(folder: Path, rounds: int) -> None:
 
 
 def torchax_forward(module: Any, tokens: Any) -> dict[str, Callable[[], Any]]:
-    """Upstream's road, where it is installed."""
+    """Returns the forward pass by torchax, if that package is installed."""
     if importlib.util.find_spec("torchax") is None:
         print("torchax is not installed and left out")
         return {}
@@ -112,7 +113,7 @@ def torchax_forward(module: Any, tokens: Any) -> dict[str, Callable[[], Any]]:
 def overlap(
     live: LiveTeacher, step: Callable[[], Any], ids: np.ndarray, rounds: int
 ) -> None:
-    """Four batches scored before each step, and scored ahead of it in the thread."""
+    """Times four steps with batches scored before each, and ahead of it in a thread."""
     batches = [{"tokens": ids}] * 4
 
     def one_after_the_other() -> None:
@@ -129,7 +130,7 @@ def overlap(
         for _ in batches:
             jax.block_until_ready(step())
 
-    seconds = in_turn(
+    seconds = run_in_rounds(
         {"alone": alone, "before": one_after_the_other, "ahead": ahead}, rounds
     )
     hidden = median(
@@ -143,7 +144,7 @@ def overlap(
 
 
 def copies(rounds: int) -> None:
-    """Handing one tensor of logits over: shared, and copied."""
+    """Times the passing of one tensor of logits to JAX: shared and copied."""
     logits = torch.randn(ROWS, SEQ, 49152)
     calls = {
         "shared": lambda: to_jax(logits),
@@ -151,12 +152,12 @@ def copies(rounds: int) -> None:
         "by numpy": lambda: jnp.array(logits.numpy()),
     }
     print(f"logits of {logits.numel() * 4 / 2**20:.0f} MiB, torch to JAX")
-    for name, column in in_turn(calls, rounds).items():
+    for name, column in run_in_rounds(calls, rounds).items():
         print(f"  {name:8} {median(column) * 1e3:8.2f} ms")
 
 
 def depths() -> None:
-    """Seconds to export, trace and compile a narrow Llama of some depths."""
+    """Times export, tracing and compilation of a narrow Llama at several depths."""
     print("a Llama of width 64: seconds to export; to trace and compile")
     ids = np.arange(2 * 16).reshape(2, 16)
     for layers in DEPTHS:
@@ -170,9 +171,9 @@ def depths() -> None:
         )
         module: Any = transformers.LlamaForCausalLM(config).eval()
         lowered = lower(module, {"tokens": ids}, check=False)
-        made = timed(lambda lowered=lowered: lowered.num_blocks)
+        made = time_call(lambda lowered=lowered: lowered.num_blocks)
         run = jax.jit(lambda v, x, m=lowered: m.apply(v, {"tokens": x}).logits)
-        compiled = timed(lambda r=run, m=lowered: r(m.variables, jnp.asarray(ids)))
+        compiled = time_call(lambda r=run, m=lowered: r(m.variables, jnp.asarray(ids)))
         print(f"  {layers:3} layers: {made:.1f}; {compiled:.1f}")
 
 
@@ -182,7 +183,7 @@ import jax, numpy as np, transformers
 from dew.bridges import load_lowered, lower
 def highest():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-# What the libraries take is not the lowering's: a small one brings them in.
+# A small lowering first, so that the libraries' own memory is in `before`.
 config = transformers.LlamaConfig(
     vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
     num_attention_heads=2, num_key_value_heads=1,
@@ -200,7 +201,7 @@ print(size / 2**20, (made - before) / size, (highest() - before) / size)
 
 
 def memory(folder: Path) -> None:
-    """The highest memory of a lowering over that of a process with the libraries."""
+    """Prints a lowering's peak memory above a process that loaded the libraries."""
     command = [sys.executable, "-c", MEMORY, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     size, made, run = map(float, done.stdout.split())

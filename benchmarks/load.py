@@ -1,10 +1,10 @@
-"""Loading and saving beside safetensors and transformers, in turn in one run.
+"""Benchmark of loading and saving, beside safetensors and transformers.
 
     python benchmarks/load.py [ROUNDS] [FOLDER ...]
 
 Without folders: SmolLM2-135M in float32 and bfloat16, and a random Llama of 1.2 GiB in
 bfloat16. Files are read once before, so that all read from the page cache; every weight
-is touched after a load, since maps are read when they are looked at. Seconds are
+is touched after a load, since maps are read on access. Seconds are
 medians over the rounds, ratios medians of each round's; memory is the peak above what
 the process held before, as a part of the file's bytes, and file pages count in it; what
 a load before left behind lowers it, and the bound is asserted, in processes of their
@@ -56,12 +56,12 @@ def random_llama(folder: Path) -> Path:
     noise = np.random.default_rng(0).integers(0x3C00, 0x3D00, 1 << 20, np.uint16)
     dtype = np.dtype(ml_dtypes.bfloat16)
     tensors = {n: np.resize(noise, t.shape).view(dtype) for n, t in shapes.items()}
-    # As hub files have it: tensors stand on 8 bytes and not on 64.
+    # As in hub files: tensors are aligned to 8 bytes and not to 64.
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 
-def touched(arrays: Iterator[np.ndarray]) -> None:
+def touch_pages(arrays: Iterator[np.ndarray]) -> None:
     """Reads a byte of every page."""
     for array in arrays:
         np.ravel(array, "K").view(np.uint8)[::4096].max(initial=0)
@@ -70,19 +70,19 @@ def touched(arrays: Iterator[np.ndarray]) -> None:
 def bare(folder: Path) -> dict[str, np.ndarray]:
     with safe_open(folder / "model.safetensors", "np") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}
-    touched(iter(tensors.values()))
+    touch_pages(iter(tensors.values()))
     return tensors
 
 
-def ours(folder: Path, dtype: str | None = None) -> Any:
+def load_by_dew(folder: Path, dtype: str | None = None) -> Any:
     source = dew.load(folder, dtype=dtype)
-    touched(np.asarray(leaf) for leaf in jax.tree.leaves(source.variables))
+    touch_pages(np.asarray(leaf) for leaf in jax.tree.leaves(source.variables))
     return source
 
 
-def theirs(folder: Path, dtype: torch.dtype | None = None) -> Any:
+def load_by_transformers(folder: Path, dtype: torch.dtype | None = None) -> Any:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or "auto")
-    touched(t.detach().view(torch.uint8).numpy() for t in model.parameters())
+    touch_pages(t.detach().view(torch.uint8).numpy() for t in model.parameters())
     return model
 
 
@@ -91,8 +91,8 @@ def status(field: str) -> int:
     return next(int(x.split()[1]) * 1024 for x in lines if x.startswith(field))
 
 
-def measured(work: Callable[[], Any]) -> tuple[float, int]:
-    """Seconds, and the bytes of the peak above what was held before."""
+def measure(work: Callable[[], Any]) -> tuple[float, int]:
+    """Returns seconds, and the peak memory in bytes above that before the call."""
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")
     before, began = status("VmRSS"), time.perf_counter()
@@ -102,17 +102,17 @@ def measured(work: Callable[[], Any]) -> tuple[float, int]:
 
 
 def compare(title: str, ways: dict[str, Callable[[], Any]], rounds: int, size: int):
-    found = {name: [] for name in ways}
+    results = {name: [] for name in ways}
     for turn in range(rounds + 1):
         for name, work in ways.items():
-            result = measured(work)
+            result = measure(work)
             # The first round imports, compiles and fills the page cache.
             if turn:
-                found[name].append(result)
+                results[name].append(result)
     table = Table("what", "seconds", "GB/s", "times the first", "peak", title=title)
-    first = [seconds for seconds, _ in next(iter(found.values()))]
-    for name, results in found.items():
-        seconds, peaks = zip(*results, strict=True)
+    first = [seconds for seconds, _ in next(iter(results.values()))]
+    for name, rounds_of_one in results.items():
+        seconds, peaks = zip(*rounds_of_one, strict=True)
         ratio = median(s / f for s, f in zip(seconds, first, strict=True))
         middle, peak = median(seconds), median(peaks) / size
         speed = size / middle / 1e9
@@ -126,16 +126,20 @@ def run(folder: Path, rounds: int, scratch: Path) -> None:
     title = f"{folder.name}, {size / 2**30:.2f} GiB"
     ways = {
         "safetensors, bare": lambda: bare(folder),
-        "dew.load": lambda: ours(folder),
-        "dew.load, float32": lambda: ours(folder, "float32"),
-        "from_pretrained": lambda: theirs(folder),
-        "from_pretrained, float32": lambda: theirs(folder, torch.float32),
+        "dew.load": lambda: load_by_dew(folder),
+        "dew.load, float32": lambda: load_by_dew(folder, "float32"),
+        "from_pretrained": lambda: load_by_transformers(folder),
+        "from_pretrained, float32": lambda: load_by_transformers(folder, torch.float32),
     }
     compare(f"load {title}", ways, rounds, size)
-    tensors, source, model = bare(folder), ours(folder), theirs(folder)
+    tensors, source, model = (
+        bare(folder),
+        load_by_dew(folder),
+        load_by_transformers(folder),
+    )
     # Other arrays over the same memory: variables that count as trained.
     moved = jax.tree.map(lambda leaf: leaf.addressable_data(0), source.variables)
-    wide = ours(folder, "float32")
+    wide = load_by_dew(folder, "float32")
     wider = jax.tree.map(lambda leaf: leaf.addressable_data(0), wide.variables)
 
     def to(work: Callable[[Path], Any]) -> Callable[[], None]:
@@ -171,5 +175,5 @@ def main(rounds: int, *folders: str) -> None:
 
 
 if __name__ == "__main__":
-    count, *named = sys.argv[1:] or ["5"]
-    main(int(count), *named)
+    count, *folders = sys.argv[1:] or ["5"]
+    main(int(count), *folders)

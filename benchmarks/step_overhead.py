@@ -1,9 +1,9 @@
-"""What the trainer costs over the bare jitted step, in one run.
+"""Benchmark of the trainer's overhead over the bare jitted step.
 
     python benchmarks/step_overhead.py [ROUNDS]
 
-Both train the same small decoder on the same batches, in turn; the ratio of medians is
-printed. The trainer logs once at the end, so that what is measured is its dispatch.
+Both train the same small decoder on the same batches, alternately; the median
+ratio is printed. The trainer logs once at the end, so that its dispatch is measured.
 """
 
 import sys
@@ -64,7 +64,7 @@ def main(rounds: int = 7) -> None:
         jax.block_until_ready(state)
         return (time.perf_counter() - began) / (STEPS - 1)
 
-    def trained() -> float:
+    def by_trainer() -> float:
         clock = Clock()
         trainer.callbacks = (clock,)
         trainer.fit(iter(data), steps=STEPS, log_every=STEPS)
@@ -72,7 +72,7 @@ def main(rounds: int = 7) -> None:
 
     ratios, times = [], []
     for _ in range(rounds):
-        times.append((bare(), trained()))
+        times.append((bare(), by_trainer()))
         ratios.append(times[-1][1] / times[-1][0])
     bare_s, trained_s = (median(column) for column in zip(*times, strict=True))
     print(f"bare step {bare_s * 1e3:.2f} ms, in the trainer {trained_s * 1e3:.2f} ms")
@@ -80,7 +80,7 @@ def main(rounds: int = 7) -> None:
 
 
 class Clock(Callback):
-    """Keeps the last log: all commits but the first, which compiles."""
+    """Stores the last log: all commits but the first, which compiles."""
 
     log: Log
 

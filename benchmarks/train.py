@@ -1,9 +1,9 @@
-"""Training steps of SmolLM2-135M, ours beside torch's, in turn in one run.
+"""Benchmark of training steps of SmolLM2-135M, in dew and in torch.
 
     python benchmarks/train.py [ROUNDS]
 
-Both take AdamW steps on the same rows, 2 x 256 tokens in float32; ratios of tokens per
-second are printed, medians over the rounds. Compilation is left out.
+Both make AdamW steps alternately on the same rows, 2 x 256 tokens in float32; ratios
+of tokens per second are printed, medians over the rounds. Compilation is left out.
 """
 
 import sys
@@ -42,14 +42,14 @@ def main(rounds: int = 5) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
     tokens = torch.from_numpy(ids).long()
 
-    def ours() -> float:
+    def dew_step() -> float:
         nonlocal state
         began = time.perf_counter()
         state, report = attempt(state, batch)
         jax.block_until_ready((state, report))
         return time.perf_counter() - began
 
-    def theirs() -> float:
+    def torch_step() -> float:
         began = time.perf_counter()
         optimizer.zero_grad()
         model(tokens, labels=tokens).loss.backward()
@@ -57,8 +57,8 @@ def main(rounds: int = 5) -> None:
         optimizer.step()
         return time.perf_counter() - began
 
-    ours(), theirs()
-    pairs = [(ours(), theirs()) for _ in range(rounds)]
+    dew_step(), torch_step()
+    pairs = [(dew_step(), torch_step()) for _ in range(rounds)]
     speeds = [
         median(ROWS * SEQ / t for t in column) for column in zip(*pairs, strict=True)
     ]

@@ -26,7 +26,7 @@ from dew.cli.terms import Chosen, chosen
 from dew.cli.train import prepare_model, text_batches, train
 from dew.converters.pretrained import Pretrained
 from dew.data import Batches
-from dew.data.retokenize import Respelled
+from dew.data.retokenize import Retokenized
 from dew.data.teacher_cache import CachedBatches, TeacherCache, tokenizer_hash
 from dew.losses.divergences import CrossEntropy
 from dew.losses.hidden_states import LayerPairs, even_layers
@@ -181,7 +181,7 @@ class Distill(TrainingFlags):
             if not only_ranks:
                 raise
             console.print("the tokenizers differ: ULD over the spans both cut alike")
-            respelled = Respelled(
+            respelled = Retokenized(
                 data,
                 student=tokenizer_of(student),
                 teacher=tokenizer_of(source),

@@ -16,7 +16,7 @@ with epy.lazy_api_imports(globals()):
     from dew.data.distillkit import captured_texts, packed_rows
     from dew.data.documents import Documents, open_documents
     from dew.data.packing import Packing
-    from dew.data.retokenize import Respelled
+    from dew.data.retokenize import Retokenized
     from dew.data.stream import Batches, Trace
     from dew.data.teacher_cache import (
         CachedBatches,
@@ -31,7 +31,7 @@ __all__ = [
     "CachedBatches",
     "Documents",
     "Packing",
-    "Respelled",
+    "Retokenized",
     "TeacherCache",
     "Trace",
     "captured_texts",

@@ -24,7 +24,7 @@ def training_batches(
     weights: Sequence[float] | None = None,
     shard: tuple[int, int] = (0, 1),
 ) -> Batches:
-    """Returns batches of all documents, in another order each epoch, without end.
+    """Returns batches of all documents, shuffled anew each epoch, without end.
 
     Args:
         *documents: sequences of texts: `open_documents(…)`, or a list of strings.
@@ -32,11 +32,11 @@ def training_batches(
         seq_len: tokens in a row.
         batch_size: rows in the global batch.
         seed: of the order; equal seeds give equal batches.
-        packing: `wrapped` wastes nothing, `best_fit` keeps whole what fits a row,
-            `apart` has one document a row.
+        packing: `wrapped` has no padding, `best_fit` splits no document that fits a
+            row, `apart` has one document a row; see `dew.data.packing.Packing`.
         bos_id: put before every document.
         eos_id: put after every document.
-        epochs: ends after so many; the last batch is then filled up with padding.
+        epochs: how many to read; the last batch is then filled up with padding.
         weights: the share of documents drawn from each of `documents`, which are then
             each shuffled and repeated apart; without, an epoch is all of them once.
         shard: this process's index and the number of processes. Each gets its part of
@@ -46,6 +46,15 @@ def training_batches(
 
     Raises:
         ValueError: an argument is out of range; all of them are named.
+
+    >>> import dew
+    >>> tokenizer = dew.load(FOLDER).tokenizer
+    >>> batches = training_batches(
+    ...     ["w1 w2 w3"], tokenizer=tokenizer, seq_len=6, batch_size=1, seed=0
+    ... )
+    >>> batch = next(batches)
+    >>> batch["tokens"].tolist(), batch["segment_ids"].tolist()
+    ([[1, 2, 3, 1, 2, 3]], [[1, 1, 1, 2, 2, 2]])
     """
     stream = Stream(
         documents=documents,
@@ -86,11 +95,19 @@ def evaluation_batches(
 ) -> Batches:
     """Returns one pass over all documents, in order, in batches of one shape.
 
-    What is left of the last row, and of the last batch, is padding. The arguments are
-    those of `training_batches`.
+    The last row and the last batch are filled up with padding. The arguments are those
+    of `training_batches`.
 
     Raises:
         ValueError: an argument is out of range; all of them are named.
+
+    >>> import dew
+    >>> tokenizer = dew.load(FOLDER).tokenizer
+    >>> batches = evaluation_batches(
+    ...     ["w1 w2 w3"], tokenizer=tokenizer, seq_len=4, batch_size=1
+    ... )
+    >>> [batch["tokens"].tolist() for batch in batches]
+    [[[1, 2, 3, 0]]]
     """
     stream = Stream(
         documents=documents,

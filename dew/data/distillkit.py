@@ -2,13 +2,13 @@
 
 A row is one text. `input_ids` are its tokens; for every token but the first,
 `bytepacked_indices` hold the k likeliest tokens in its place and `compressed_logprobs`
-their log-probabilities, both as bytes. What the bytes mean is said by
+their log-probabilities, both as bytes. The format of the bytes is in
 `compression_config.yaml` beside the files. In a second, plain form `token_ids` and
 `top_values` hold the same k as numbers.
 
 Facts of the layout: tokens are packed in ceil(log2 d) bits each, the highest bit first.
 Log-probabilities are, end to end and little-endian: the first `exact_k` as numbers; the
-coefficients of a polynomial in the place, counted from 0, that stands for the others;
+coefficients of a polynomial in the rank, counted from 0, that approximates the others;
 for each residual bin a scale and signed integers of `element_bits`, shifted to be
 positive and packed as above, that are added to the next of those. With `delta_encoding`
 all of it are differences to the value before.
@@ -37,8 +37,8 @@ CONFIG = "compression_config.yaml"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bin:
-    """Residuals of `num_elements` places, in `element_bits` each, and their scale."""
+class ResidualBin:
+    """The format of `num_elements` residuals: the bits of each, and their scale."""
 
     scale_dtype: Real
     element_bits: int
@@ -47,26 +47,26 @@ class Bin:
     def read(
         self, raw: UInt8[np.ndarray, "seq bytes"]
     ) -> Float[np.ndarray, "seq elements"]:
-        """The residuals of every token."""
+        """Returns the residuals of every token, in float64."""
         size = DTYPES[self.scale_dtype].itemsize
         scale = _numbers(raw[:, :size], self.scale_dtype)
-        whole = unpacked(raw[:, size:], self.element_bits, self.num_elements)
+        integers = unpack_bits(raw[:, size:], self.element_bits, self.num_elements)
         if self.element_bits == 1:
-            return (2.0 * whole - 1) * scale
-        return (whole - 2 ** (self.element_bits - 1)) * scale
+            return (2.0 * integers - 1) * scale
+        return (integers - 2 ** (self.element_bits - 1)) * scale
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of a token."""
+        """The bytes of one token's scale and residuals."""
         packed = (self.element_bits * self.num_elements + 7) // 8
         return DTYPES[self.scale_dtype].itemsize + packed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compression:
-    """How k log-probabilities of `d` lie in bytes; the fields have DistillKit's names.
+    """The byte format of k log-probabilities of `d`, in DistillKit's field names.
 
-    `error_diffusion` only says how they were rounded.
+    `error_diffusion` is about the writer's rounding and changes nothing for reading.
     """
 
     d: int
@@ -75,17 +75,17 @@ class Compression:
     exact_dtype: Real = "float32"
     polynomial_terms: tuple[Power, ...] = ()
     term_dtype: Real = "float32"
-    residual_bins: tuple[Bin, ...] = ()
+    residual_bins: tuple[ResidualBin, ...] = ()
     delta_encoding: bool = True
     error_diffusion: bool = False
     normalize_t: bool = False
 
     @classmethod
     def read(cls, file: str | Path) -> "Compression":
-        """Reads a `compression_config.yaml`.
+        """Reads the format from a `compression_config.yaml`.
 
         Raises:
-            ValueError: it has fields that this layout does not know.
+            ValueError: it has fields that this layout does not have.
         """
         import yaml
 
@@ -93,23 +93,24 @@ class Compression:
         unknown = sorted(set(raw) - {field.name for field in fields(cls)})
         if unknown:
             raise ValueError(f"{file} has fields that are not known: {unknown}")
-        bins = tuple(Bin(**one) for one in raw.pop("residual_bins", None) or ())
+        bins = tuple(ResidualBin(**one) for one in raw.pop("residual_bins", None) or ())
         terms = tuple(raw.pop("polynomial_terms", None) or ())
         return cls(**raw, residual_bins=bins, polynomial_terms=terms)
 
     @property
     def id_bits(self) -> int:
-        """Bits of one token."""
+        """The bits of one token id."""
         return math.ceil(math.log2(self.d))
 
     def ids(self, raw: UInt8[np.ndarray, "seq bytes"]) -> Int[np.ndarray, "seq k"]:
-        """The k tokens of every place."""
-        return unpacked(raw, self.id_bits, self.k)
+        """Returns the k token ids of every position."""
+        return unpack_bits(raw, self.id_bits, self.k)
 
     def log_probs(
         self, raw: UInt8[np.ndarray, "seq bytes"]
     ) -> Float[np.ndarray, "seq k"]:
-        """Their log-probabilities, in float64."""
+        """Returns the log-probabilities of those k tokens, in float64."""
+        # Parts stand end to end, so each is read off the front of what is left.
         rest, parts = raw, []
         for count, dtype in (
             (self.exact_k, self.exact_dtype),
@@ -125,25 +126,25 @@ class Compression:
             stop = start + one.num_elements
             others[:, start:stop] += one.read(rest[:, : one.size_bytes])
             rest, start = rest[:, one.size_bytes :], stop
-        whole = np.concatenate([exact, others], axis=1)
-        return np.cumsum(whole, axis=1) if self.delta_encoding else whole
+        values = np.concatenate([exact, others], axis=1)
+        return np.cumsum(values, axis=1) if self.delta_encoding else values
 
     def _powers(self) -> Float[np.ndarray, "others terms"]:
-        """Every term of the polynomial at every place."""
+        """Returns every term of the polynomial at every rank."""
         count = self.k - self.exact_k
         t = np.linspace(0, 1, count) if self.normalize_t else np.arange(float(count))
-        named = {"sqrt": np.sqrt, "exp": np.exp}
+        functions = {"sqrt": np.sqrt, "exp": np.exp}
         columns = [
-            named[term](t) if isinstance(term, str) else t**term
+            functions[term](t) if isinstance(term, str) else t**term
             for term in self.polynomial_terms
         ]
         return np.stack(columns, axis=1) if columns else np.zeros((count, 0))
 
 
-def unpacked(
+def unpack_bits(
     raw: UInt8[np.ndarray, "seq bytes"], bits: int, count: int
 ) -> Int[np.ndarray, "seq count"]:
-    """`count` integers of `bits` each from every row, the highest bit first.
+    """Reads `count` integers of `bits` each from every row, the highest bit first.
 
     Raises:
         ValueError: a row has too few bytes for that.
@@ -160,7 +161,10 @@ def unpacked(
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """A text's tokens, and what the teacher said in the place of each next one."""
+    """A text's tokens, with the teacher's top k for the token after each.
+
+    `tail` is the log of the probability that the k leave over.
+    """
 
     tokens: Int[np.ndarray, " seq"]
     ids: Int[np.ndarray, "seq k"]
@@ -171,7 +175,7 @@ class Text:
         return len(self.tokens)
 
     def part(self, start: int, stop: int) -> "Text":
-        """A stretch of it."""
+        """Returns the text's positions from `start` to `stop`."""
         run = slice(start, stop)
         return Text(
             tokens=self.tokens[run],
@@ -187,12 +191,12 @@ def captured_texts(
     *,
     is_logits: bool = False,
 ) -> Iterator[Text]:
-    """The texts of parquet files in DistillKit's layout, in order.
+    """Yields the texts of parquet files in DistillKit's layout, in order.
 
-    Without `compression` they must have the plain form. Log-probabilities leave what
-    they lack to a sum of one to a tail; an approximation that exceeds one is scaled
-    down and has none. Of logits, `is_logits`, nobody can say what the k lack: they are
-    taken as all there is.
+    Without `compression` they must have the plain form. The probability that the k
+    leave over is the tail; an approximation whose sum exceeds one is scaled down and
+    has no tail. The mass outside k logits, `is_logits`, is unknown: they are normalised
+    over the k.
 
     Raises:
         ValueError: a file has neither form.
@@ -204,21 +208,22 @@ def captured_texts(
         names = set(opened.schema_arrow.names)
         plain = {"input_ids", "token_ids", "top_values"}
         packed = {"input_ids", "compressed_logprobs", "bytepacked_indices"}
-        wanted = plain if compression is None else packed
-        if not wanted <= names:
+        columns = plain if compression is None else packed
+        if not columns <= names:
             raise ValueError(
-                f"{file} must have the columns {', '.join(sorted(wanted))}, it has "
+                f"{file} must have the columns {', '.join(sorted(columns))}, it has "
                 f"{', '.join(sorted(names))}"
             )
-        for batch in opened.iter_batches(batch_size=8, columns=sorted(wanted)):
+        for batch in opened.iter_batches(batch_size=8, columns=sorted(columns)):
             for row in batch.to_pylist():
                 yield _text(row, compression, is_logits)
 
 
 def packed_rows(texts: Iterator[Text], seq_len: int) -> Iterator[dict[str, np.ndarray]]:
-    """Rows of `seq_len` tokens, texts end to end, as a batch of one that a cache takes.
+    """Yields rows of `seq_len` tokens, texts end to end, as batches of one row.
 
-    A text that crosses the end of a row goes on in the next as one of its own.
+    `CacheWriter.add` takes such batches. A text that crosses the end of a row continues
+    in the next row as another segment.
     """
     row: list[Text] = []
     room = seq_len
@@ -245,7 +250,7 @@ def _text(
         ids = compression.ids(np.asarray(row["bytepacked_indices"], np.uint8))
         raw = np.asarray(row["compressed_logprobs"], np.uint8)
         values = compression.log_probs(raw)
-    values, tail = _normalised(values, is_logits=is_logits)
+    values, tail = _normalise(values, is_logits=is_logits)
     # A capture has nothing at the last token, which predicts no other.
     missing = len(tokens) - len(ids)
     if missing not in (0, 1):
@@ -261,13 +266,14 @@ def _text(
     )
 
 
-def _normalised(
+def _normalise(
     values: Float[np.ndarray, "seq k"], *, is_logits: bool
 ) -> tuple[Float[np.ndarray, "seq k"], Float[np.ndarray, " seq"]]:
-    """Log-probabilities, and the log of the mass that they leave."""
+    """Returns log-probabilities, and the log of the mass that they leave over."""
     peak = values.max(axis=1, keepdims=True)
     total = peak + np.log(np.exp(values - peak).sum(axis=1, keepdims=True))
     over = (total >= 0) | is_logits
+    # expm1, for a sum near one: 1 - exp(total) would round to 0.
     left = np.log(-np.expm1(np.where(over, -1, total)))
     return np.where(over, values - total, values), np.where(over, -np.inf, left)[:, 0]
 
@@ -297,5 +303,5 @@ def _row(parts: Sequence[Text], seq_len: int) -> dict[str, np.ndarray]:
 def _numbers(
     raw: UInt8[np.ndarray, "seq bytes"], dtype: str
 ) -> Float[np.ndarray, "seq count"]:
-    """Bytes as numbers, in float64."""
+    """Reads bytes as numbers of a dtype, in float64."""
     return np.ascontiguousarray(raw).view(DTYPES[dtype]).astype(np.float64)

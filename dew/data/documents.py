@@ -1,4 +1,4 @@
-"""Files and folders of text as one long sequence of documents, read at random."""
+"""Files and folders of text as one sequence of documents with random access."""
 
 import os
 import shutil
@@ -21,10 +21,10 @@ _KIND_NAMES = ", ".join(KINDS)
 
 
 class Documents(Sequence[str]):
-    """The documents of some files, in order; made by `open_documents`.
+    """The documents of a list of files, in order; made by `open_documents`.
 
-    Only the place of each document is held, 16 bytes for each. `files` names what is
-    read; `skipped` names what the folders hold beside it.
+    Only the byte span of each document is in memory, 16 bytes each. `files` names the
+    files read; `skipped` names the other files of the folders.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Documents(Sequence[str]):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Names the files read, in order."""
+        """The names of the files read, in order."""
         return tuple(file.name for file in self._files)
 
     def __len__(self) -> int:
@@ -63,18 +63,24 @@ class Documents(Sequence[str]):
 def open_documents(
     *addresses: str | os.PathLike[str], text_field: str = "text"
 ) -> Documents:
-    """Opens files, or folders of files, of .txt, .jsonl and .parquet.
+    """Opens .txt, .jsonl and .parquet files, or folders of them, as documents.
 
     A .txt file is one document; a line of .jsonl and a row of .parquet are one each,
-    their text under `text_field`. Any may be gzipped (`.jsonl.gz`). An address may be
-    whatever fsspec knows (`s3://…`, `hf://…`). Folders are read with all below them,
-    in the order of the names; hidden files, and names that start with `_`, are not.
+    with the text under `text_field`. Any may be gzipped (`.jsonl.gz`). An address may
+    be any that fsspec opens (`s3://…`, `hf://…`). Folders are read recursively, in the
+    order of the names, without hidden files and names that start with `_`.
 
-    What cannot be read at random in place (remote, gzipped, parquet) is copied into
-    the system's temporary folder, as plain text, for as long as the result lives.
+    Files without random access (remote, gzipped, parquet) are copied into the system's
+    temporary folder, as plain text, for as long as the result lives.
 
     Raises:
-        ValueError: anything is wrong with any file; all of it is named.
+        ValueError: a file cannot be read or holds no text; all faults are named.
+
+    >>> documents = open_documents(TEXTS)
+    >>> len(documents) == len(documents.files)
+    True
+    >>> documents[0].split()[0].startswith("w")
+    True
     """
     if not addresses:
         raise ValueError("no data given; name at least one file or folder")
@@ -83,12 +89,12 @@ def open_documents(
     skipped: list[str] = []
     faults: list[str] = []
     for address in addresses:
-        found = _find(os.fspath(address))
-        skipped += found.skipped
-        faults += found.faults
-        for path in found.paths:
+        listing = _list_files(os.fspath(address))
+        skipped += listing.skipped
+        faults += listing.faults
+        for path in listing.paths:
             place = spool / str(len(files))
-            files.append(_index(found.filesystem, path, text_field, place))
+            files.append(_index(listing.filesystem, path, text_field, place))
             faults += files[-1].faults
     if not faults and not any(_has_text(file) for file in files):
         faults = [f"no document has any text in it: {', '.join(map(str, addresses))}"]
@@ -101,22 +107,22 @@ def open_documents(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Found:
+class _Listing:
     filesystem: AbstractFileSystem
     paths: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
 
 
-def _find(address: str) -> _Found:
-    """Lists what lies at an address: itself, or the files of known kinds below it."""
+def _list_files(address: str) -> _Listing:
+    """Lists the text files of an address: a file itself, or those below a folder."""
     try:
         filesystem, root = url_to_fs(address)
         if not filesystem.exists(root):
             return _unreadable(address, "does not exist")
         if not filesystem.isdir(root):
             if _kind(root)[0] in KINDS:
-                return _Found(filesystem=filesystem, paths=(root,))
+                return _Listing(filesystem=filesystem, paths=(root,))
             return _unreadable(address, f"is of no known kind; known: {_KIND_NAMES}")
         inside = [path for path in filesystem.find(root) if not _is_hidden(path, root)]
     except (OSError, ValueError, ImportError) as fault:
@@ -128,11 +134,11 @@ def _find(address: str) -> _Found:
         return _unreadable(
             address, f"holds no file of {_KIND_NAMES}; it holds {holds or 'nothing'}"
         )
-    return _Found(filesystem=filesystem, paths=paths, skipped=skipped)
+    return _Listing(filesystem=filesystem, paths=paths, skipped=skipped)
 
 
-def _unreadable(address: str, why: str) -> _Found:
-    return _Found(filesystem=LocalFileSystem(), faults=(f"{address} {why}",))
+def _unreadable(address: str, why: str) -> _Listing:
+    return _Listing(filesystem=LocalFileSystem(), faults=(f"{address} {why}",))
 
 
 def _index(

@@ -1,8 +1,8 @@
-"""The kinds of text file: where in each the documents lie, and what is wrong with it.
+"""Indexers of text files: the byte span of each document, and the file's faults.
 
-Every file is read once, whole, when it is opened: that runs at 80 to 140 MB/s on one
-core, some thirty times faster than tokenizing it, and names a bad line before the first
-step instead of hours into a run.
+Every file is read once, completely, when it is opened: that runs at 80 to 140 MB/s on
+one core, some thirty times faster than tokenizing it, and names a bad line before the
+first step instead of hours into a run.
 """
 
 import json
@@ -24,9 +24,9 @@ _DOCUMENT_LIMIT_BYTES = 2**26
 
 @dataclass(frozen=True, kw_only=True)
 class RawFile:
-    """A local, uncompressed file to be indexed; `name` is what errors call it.
+    """A local, uncompressed file to be indexed, with its `name` in error messages.
 
-    `spool` is a path that may be written, for kinds that cannot be read at random.
+    `spool` is a path that may be written, for formats without random access.
     """
 
     name: str
@@ -37,7 +37,7 @@ class RawFile:
 
 @dataclass(frozen=True, kw_only=True)
 class TextFile:
-    """The byte spans of a file's documents, and how the bytes become text."""
+    """The byte spans of a file's documents, and the decoder of their text."""
 
     name: str
     path: Path
@@ -61,7 +61,7 @@ class TextFile:
 
 
 def index_txt(raw: RawFile) -> TextFile:
-    """Takes the whole file as one document."""
+    """Indexes a file of plain text as one document."""
     content = raw.path.read_bytes()
     try:
         faults = [] if plain_text(content).strip() else [f"{raw.name} is empty"]
@@ -71,7 +71,7 @@ def index_txt(raw: RawFile) -> TextFile:
 
 
 def index_jsonl(raw: RawFile) -> TextFile:
-    """Takes each line as one document; blank lines are no documents."""
+    """Indexes each line of JSON as one document; blank lines are skipped."""
     decode = partial(json_text, field=raw.text_field)
     spans, faults, start = array("q"), [], 0
     with raw.path.open("rb") as file:
@@ -88,10 +88,10 @@ def index_jsonl(raw: RawFile) -> TextFile:
 
 
 def index_parquet(raw: RawFile) -> TextFile:
-    """Takes each row as one document, copied as plain text into the spool file.
+    """Indexes each row as one document, copied as plain text into the spool file.
 
-    A row of a parquet file can only be had by decoding its whole row group, which
-    reading in shuffled order would do once a document.
+    Reading one row of a parquet file decodes its whole row group, which reading in
+    shuffled order would do once per document.
     """
     spans, faults = array("q"), []
     try:
@@ -112,14 +112,14 @@ KINDS: Mapping[str, Callable[[RawFile], TextFile]] = {
     ".jsonl": index_jsonl,
     ".parquet": index_parquet,
 }
-"""How each kind of file is indexed, by its suffix before any `.gz`."""
+"""The indexer of each format, by the file's suffix before any `.gz`."""
 
 
 def plain_text(raw: bytes) -> str:
     """Decodes UTF-8, with or without a byte order mark.
 
     Raises:
-        ValueError: the bytes are something else; the message is a predicate.
+        ValueError: the bytes are not UTF-8; the message completes "the file is".
     """
     try:
         return raw.decode("utf-8-sig")
@@ -134,7 +134,7 @@ def json_text(raw: bytes, *, field: str) -> str:
     """Returns the string that a JSON object holds under `field`.
 
     Raises:
-        ValueError: there is none; the message is a predicate of the line.
+        ValueError: there is none; the message completes "the line is".
     """
     line = plain_text(raw)
     try:

@@ -1,8 +1,8 @@
-"""The packing of a stream as a grain dataset.
+"""A grain dataset that packs a stream of documents into rows.
 
 Rows are packed one window of documents at a time, so that a position in the stream is
-three numbers: where the window starts, how many tokens of its first group of documents
-went before, and how many of its rows are out.
+three numbers: the position where the window starts, the number of tokens of its first
+group of documents that an earlier window used, and the number of its rows given out.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from dew.data.tokenize import Tokens
 
 
 class PackedRows(grain.IterDataset):
-    """Rows of `seq_len` from a dataset of groups of documents; empty ones vanish."""
+    """Rows of `seq_len` from a dataset of groups of documents, without empty ones."""
 
     def __init__(
         self, parent: grain.IterDataset, *, seq_len: int, packing: Packing
@@ -31,10 +31,11 @@ class PackedRows(grain.IterDataset):
 
 
 class _PackedRowsIterator(grain.DatasetIterator):
-    """Packs window after window; its state survives JSON and holds no tokens.
+    """Packs window after window; its state is JSON values and holds no tokens.
 
     Grain's own concat-then-split iterator is not used: its state holds tuples, and
-    after JSON made them lists it takes an empty remainder for a document and drops one.
+    once JSON has made them lists it mistakes an empty remainder for a document and
+    drops one.
     """
 
     def __init__(
@@ -77,13 +78,20 @@ class _PackedRowsIterator(grain.DatasetIterator):
             self._row = state["row"]
 
     def _seek(self, start: dict[str, Any]) -> None:
-        """Makes `start`, where the parent stands, the place of the next window."""
+        """Starts the next window at `start`, the parent's current position."""
         self._rows, self._row, self._next_start = (), 0, start
         skip = start["skip"]
         self._carry = _after(next(self._parent), skip) if skip else []
 
     def _open_window(self) -> None:
+        """Reads groups of documents until the window is full, and packs them.
+
+        Raises:
+            StopIteration: no token is left.
+        """
         start = self._next_start
+        # Group by group, so that the state before the last group is known: the tokens
+        # left over are found again by reading that one group, and none are saved.
         before, count = start["parent"], start["documents"]
         documents = list(self._carry)
         total = last = sum(map(len, documents))
@@ -100,10 +108,11 @@ class _PackedRowsIterator(grain.DatasetIterator):
             before, count = here, count + len(group)
         if not total:
             raise StopIteration
+        # Only the last window of all may hold a row that is not full.
         window = self._strategy.pack(documents, self._seq_len, is_last)
         self._start, self._rows, self._row = start, window.rows, 0
-        # Less than a row is left over, and a window stops at the first group that fills
-        # it: what is left over is of that last group, never of the carry.
+        # Less than a row is left over, and a window ends with the first group that
+        # fills it: the leftover tokens are of that last group, never of the carry.
         self._carry = _after(documents, total - window.rest)
         if window.rest:
             following = {"parent": before, "skip": last - window.rest}
@@ -113,10 +122,10 @@ class _PackedRowsIterator(grain.DatasetIterator):
 
 
 def _after(documents: Sequence[Tokens], skip: int) -> list[Tokens]:
-    """Drops the first `skip` tokens."""
-    kept = []
+    """Returns the documents without their first `skip` tokens."""
+    rest = []
     for tokens in documents:
         if skip < len(tokens):
-            kept.append(tokens[skip:])
+            rest.append(tokens[skip:])
         skip = max(skip - len(tokens), 0)
-    return kept
+    return rest

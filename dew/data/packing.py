@@ -1,6 +1,6 @@
-"""Documents of any length to rows of one length.
+"""Packing strategies, which turn documents of any length into rows of one length.
 
-A *piece* is a document or a part of one, and a segment of the row it goes into.
+A *piece* is a document or a part of one; it becomes one segment of a row.
 """
 
 from bisect import bisect_left, insort
@@ -14,13 +14,13 @@ from jaxtyping import Int32
 from dew.data.tokenize import Tokens
 
 Packing: TypeAlias = Literal["wrapped", "best_fit", "apart"]
-"""How documents become rows.
+"""The name of a packing strategy.
 
 `wrapped` joins documents and cuts every `seq_len` tokens: no padding, and a document
-that crosses a cut goes on in the next row as a segment of its own. `best_fit` splits
-only the documents longer than a row, and leaves a little padding. `apart` gives every
-document rows of its own, with a `mask` in place of segments and positions: for models
-that cannot tell the documents of a row apart.
+that crosses a cut continues in the next row as another segment. `best_fit` splits only
+the documents longer than a row, and leaves a little padding. `apart` gives every
+document its own rows, with a `mask` in place of segments and positions: for models
+without support for several documents in a row.
 """
 
 Row: TypeAlias = Mapping[str, Int32[np.ndarray, "seq"]]
@@ -28,14 +28,14 @@ Row: TypeAlias = Mapping[str, Int32[np.ndarray, "seq"]]
 
 @dataclass(frozen=True, kw_only=True)
 class PackWindow:
-    """Rows as lists of pieces, and how many tokens at the end found no row yet."""
+    """Rows as lists of pieces, and the number of tokens at the end in no row yet."""
 
     rows: Sequence[Sequence[Tokens]]
     rest: int = 0
 
 
 def wrap(documents: Sequence[Tokens], seq_len: int, is_last: bool) -> PackWindow:
-    """Fills rows to the brim in order; the rest is a row of its own only at the end."""
+    """Fills rows completely, in order; only the last window may leave a row short."""
     rows: list[list[Tokens]] = [[]]
     room = seq_len
     for tokens in documents:
@@ -45,16 +45,17 @@ def wrap(documents: Sequence[Tokens], seq_len: int, is_last: bool) -> PackWindow
             if not room:
                 rows.append([])
                 room = seq_len
+    # The open row waits for the next window's documents, unless there are none.
     if is_last:
         return PackWindow(rows=[row for row in rows if row])
     return PackWindow(rows=rows[:-1], rest=seq_len - room)
 
 
 def best_fit(documents: Sequence[Tokens], seq_len: int, is_last: bool) -> PackWindow:
-    """Puts each piece, longest first, into the fullest row that still takes it.
+    """Puts each piece, longest first, into the fullest row that has room for it.
 
     Best-fit decreasing: D. S. Johnson, "Near-optimal bin packing algorithms" (1973).
-    Rows come out in the order of the earliest document in each.
+    Rows are in the order of the earliest document in each.
     """
     pieces = [
         tokens[start : start + seq_len]
@@ -65,6 +66,8 @@ def best_fit(documents: Sequence[Tokens], seq_len: int, is_last: bool) -> PackWi
     rooms: list[tuple[int, int]] = []
     for index in sorted(range(len(pieces)), key=lambda index: -len(pieces[index])):
         size = len(pieces[index])
+        # `rooms` is sorted by free tokens, then row: the first entry from (size, 0) on
+        # is the fullest row that has room.
         at = bisect_left(rooms, (size, 0))
         if at == len(rooms):
             room, row = seq_len, len(rows)
@@ -73,12 +76,13 @@ def best_fit(documents: Sequence[Tokens], seq_len: int, is_last: bool) -> PackWi
             room, row = rooms.pop(at)
         rows[row].append(index)
         insort(rooms, (room - size, row))
+    # Back in the order of the stream, which packing by length has lost.
     in_order = sorted(sorted(row) for row in rows)
     return PackWindow(rows=[[pieces[index] for index in row] for row in in_order])
 
 
 def apart(documents: Sequence[Tokens], seq_len: int, is_last: bool) -> PackWindow:
-    """Gives each piece a row."""
+    """Puts each piece into a row of its own."""
     return PackWindow(
         rows=[
             [tokens[start : start + seq_len]]
@@ -90,7 +94,7 @@ def apart(documents: Sequence[Tokens], seq_len: int, is_last: bool) -> PackWindo
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """A way to pack, and the rows' worth of tokens it wants to see at once."""
+    """A packing function, and the size of its windows in rows of tokens."""
 
     pack: Callable[[Sequence[Tokens], int, bool], PackWindow]
     # More rows pack tighter and start later: with 64
@@ -106,7 +110,7 @@ STRATEGIES: Mapping[Packing, Strategy] = {
 
 
 def fill(pieces: Sequence[Tokens], seq_len: int) -> Row:
-    """Lays pieces side by side; what they leave of the row is padding, segment 0."""
+    """Joins pieces to a row; the rest of the row is padding, segment 0."""
     lengths = np.asarray([len(piece) for piece in pieces], np.int32)
     used = int(lengths.sum())
     row = {

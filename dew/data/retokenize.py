@@ -1,4 +1,4 @@
-"""The text of token batches again, in the tokens of another tokenizer."""
+"""Batches with the same text in the tokens of a second tokenizer."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -17,36 +17,35 @@ RESPELLED = (
     "span_of_student",
     "span_of_teacher",
 )
-"""What a batch gets: the other tokens, and `dew.data.token_spans.Aligned` of both."""
+"""The added arrays: the other tokens, and `dew.data.token_spans.Aligned` of both."""
 
 GAP = 1
-"""Bytes between documents, so that one's end is not the next one's start."""
+"""Bytes between documents, so that the end of one is not the start of the next."""
 
 
 @runtime_checkable
 class Positioned(Protocol):
-    """A stream of batches that knows where it stands."""
+    """A stream of batches whose position can be saved and restored."""
 
     def __next__(self) -> Mapping[str, Any]:
-        """The next batch."""
+        """Returns the next batch of the stream."""
         ...
 
-    def get_state(self) -> dict[str, Any]:
-        """The position after it."""
+    def get_state(self) -> dict[str, object]:
+        """Returns the position after the last batch."""
         ...
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes to a position."""
+        """Moves to a position that `get_state` returned."""
         ...
 
 
-class Respelled(Iterator[dict[str, Any]]):
-    """Batches of one tokenizer with the same text in another's tokens beside them.
+class Retokenized(Iterator[dict[str, Any]]):
+    """Batches of a student's tokens, with the same text in a teacher's tokens.
 
-    Rows keep their documents, segment by segment; what does not fit `seq_len` of the
-    other tokens is left out of the comparison. So are the special tokens, and a
-    document whose text does not give its tokens back, as where a row was cut within a
-    character.
+    Rows keep their documents, segment by segment. Left out of the alignment are
+    teacher tokens beyond `seq_len`, special tokens, and documents whose decoded text
+    does not encode to the same tokens, as where a row was cut within a character.
     """
 
     def __init__(
@@ -71,28 +70,31 @@ class Respelled(Iterator[dict[str, Any]]):
             self._row(ids, segments)
             for ids, segments in zip(tokens, _segments(batch), strict=True)
         ]
-        others, ours, theirs = zip(*rows, strict=True)
+        others, student_ends, teacher_ends = zip(*rows, strict=True)
         spans = align_spans(
-            ours, theirs, student_len=tokens.shape[1], teacher_len=self._seq_len
+            student_ends,
+            teacher_ends,
+            student_len=tokens.shape[1],
+            teacher_len=self._seq_len,
         )
         arrays = (*(np.stack(one) for one in zip(*others, strict=True)), *spans)
         return {**batch, **dict(zip(RESPELLED, arrays, strict=True))}
 
-    def get_state(self) -> dict[str, Any]:
-        """The position of the batches underneath."""
+    def get_state(self) -> dict[str, object]:
+        """Returns the position of the student's batches."""
         return self._data.get_state()
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes to a position."""
+        """Moves to a position that `get_state` returned."""
         self._data.set_state(state)
 
     def _row(
         self, ids: np.ndarray, segments: np.ndarray
     ) -> tuple[tuple[np.ndarray, ...], np.ndarray, np.ndarray]:
-        """The other tokens with positions and segments, and both sides' byte ends."""
-        ours = np.full(len(ids), -1, np.int32)
+        """Returns tokens, positions, segments, and the byte ends of both sides."""
+        student_ends = np.full(len(ids), -1, np.int32)
         width, start = self._seq_len, 0
-        tokens, positions, numbers, theirs = [], [], [], []
+        tokens, positions, numbers, teacher_ends = [], [], [], []
         for number in np.unique(segments[segments > 0]):
             place = np.flatnonzero(segments == number)
             place = place[~np.isin(ids[place], self._special)]
@@ -101,18 +103,18 @@ class Respelled(Iterator[dict[str, Any]]):
             if not len(place) or again.ids != ids[place].tolist():
                 continue
             other = self._teacher.encode(text, add_special_tokens=False)
-            ours[place] = _shifted(byte_ends(text, again), start)
-            theirs.append(_shifted(byte_ends(text, other), start))
+            student_ends[place] = _shift(byte_ends(text, again), start)
+            teacher_ends.append(_shift(byte_ends(text, other), start))
             tokens.append(np.array(other.ids, np.int32))
             positions.append(np.arange(len(other.ids), dtype=np.int32))
             numbers.append(np.full(len(other.ids), number, np.int32))
             start += len(text.encode()) + GAP
-        padded = tuple(_padded(part, width, 0) for part in (tokens, positions, numbers))
-        return padded, ours, _padded(theirs, width, -1)
+        padded = tuple(_pad(part, width, 0) for part in (tokens, positions, numbers))
+        return padded, student_ends, _pad(teacher_ends, width, -1)
 
 
 def _segments(batch: Mapping[str, Any]) -> np.ndarray:
-    """The document of every token, 0 for padding."""
+    """Returns the number of every token's document, 0 for padding."""
     real = np.ones(np.shape(batch["tokens"]), bool)
     if "mask" in batch:
         real = np.asarray(batch["mask"], bool)
@@ -120,12 +122,12 @@ def _segments(batch: Mapping[str, Any]) -> np.ndarray:
     return np.where(real, segments, 0)
 
 
-def _shifted(ends: np.ndarray, start: int) -> np.ndarray:
+def _shift(ends: np.ndarray, start: int) -> np.ndarray:
     return np.where(ends < 0, -1, ends + start).astype(np.int32)
 
 
-def _padded(parts: list[np.ndarray], width: int, value: int) -> np.ndarray:
+def _pad(parts: list[np.ndarray], width: int, value: int) -> np.ndarray:
     row = np.full(width, value, np.int32)
-    whole = np.concatenate([np.zeros(0, np.int32), *parts])[:width]
-    row[: len(whole)] = whole
+    values = np.concatenate([np.zeros(0, np.int32), *parts])[:width]
+    row[: len(values)] = values
     return row

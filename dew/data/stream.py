@@ -1,4 +1,4 @@
-"""From documents in some order to an iterator of batches that can be resumed."""
+"""Resumable batches: documents in an order, tokenized, packed and stacked."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,10 +25,10 @@ PackedBatch: TypeAlias = dict[str, Int32[np.ndarray, "batch seq"]]
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """What a stream has read and given so far, all shards together.
+    """Counts of what a stream has read and returned so far, over all shards.
 
-    `documents` counts those read, a document once in each epoch; `tokens` and `padding`
-    count places in the rows given out, without the rows that only fill the last batch.
+    `documents` counts those read, once per epoch; `tokens` and `padding` count
+    positions of the returned rows, without the rows that only fill the last batch.
     """
 
     documents: int
@@ -37,7 +37,7 @@ class Trace:
 
 
 class Batches(Iterator[PackedBatch]):
-    """An iterator of packed batches that can say and take up its exact position.
+    """An iterator of packed batches whose exact position can be saved and restored.
 
     Each batch holds `tokens`, `positions` (from 0 in every segment) and `segment_ids`
     (from 1 in every row; 0 marks padding), int32 [batch, seq]. A position is the same
@@ -55,7 +55,7 @@ class Batches(Iterator[PackedBatch]):
 
     @property
     def trace(self) -> Trace:
-        """Says what was read up to here, the part before a resume included."""
+        """Counts of what was read so far, before a resume included."""
         state = self._iterator.get_state()
         return Trace(
             documents=state["documents"],
@@ -91,7 +91,7 @@ class Batches(Iterator[PackedBatch]):
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """What training and evaluation share: everything but the order of documents."""
+    """The settings that training and evaluation share: all but the documents' order."""
 
     documents: tuple[Sequence[str], ...]
     encode: Encode
@@ -101,7 +101,7 @@ class Stream:
     shard: tuple[int, int]
 
     def faults(self) -> list[str]:
-        """Says what is wrong with the fields; nothing, most of the time."""
+        """Lists the faults of the fields, empty where they are valid."""
         index, count = self.shard
         faults = [
             f"{name} must be at least 1, got {value}"
@@ -141,11 +141,11 @@ class Stream:
         return []
 
     def batches(
-        self, ordered: grain.MapDataset[str], order: Mapping[str, Any]
+        self, ordered: grain.MapDataset[str], order: Mapping[str, object]
     ) -> Batches:
         """Tokenizes `ordered` in threads, packs it and batches this shard's rows.
 
-        `order` says what decided the order of the documents.
+        `order` holds the settings that decided the order of the documents.
         """
         groups = ordered.batch(_GROUP, batch_fn=list).map(self.encode)
         tokens = groups.to_iter_dataset(_AHEAD)
@@ -162,7 +162,7 @@ class Stream:
         return Batches(dataset, identity={**self._identity(), **order})
 
     def _identity(self) -> dict[str, Any]:
-        """Describes the stream; equal for equal positions, whatever the shard."""
+        """Identifies the stream: a position is valid in all streams with equal ones."""
         return {
             "documents": [len(part) for part in self.documents],
             "tokens": _sample_hash(self.documents, self.encode),
@@ -177,14 +177,14 @@ def _stack(
     """Stacks this process's span of the global rows; those past the end are padding."""
     padding = fill((), seq_len)
     mine = [rows[at] if at < len(rows) else padding for at in span]
-    whole = {name: np.stack([row[name] for row in mine]) for name in padding}
+    batch = {name: np.stack([row[name] for row in mine]) for name in padding}
     if is_apart:
-        return {"tokens": whole["tokens"], "mask": whole["segment_ids"]}
-    return whole
+        return {"tokens": batch["tokens"], "mask": batch["segment_ids"]}
+    return batch
 
 
 def _sample_hash(documents: Sequence[Sequence[str]], encode: Encode) -> str:
-    """Hashes some tokens of some documents, which a changed tokenizer changes too."""
+    """Hashes a sample of tokens, which changes with the documents or the tokenizer."""
     digest = sha256()
     for part in documents:
         for at in sorted({len(part) * step // 8 for step in range(8)} if part else ()):

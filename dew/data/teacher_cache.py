@@ -1,10 +1,10 @@
-"""What a teacher said of packed rows, small on disk and read at random.
+"""A teacher's scores of packed rows, small on disk and with random access.
 
 A cache is a folder of shards beside a `manifest.json`. A shard is rows of one fixed
 size: tokens, segment numbers and, for every token, the teacher's top k (ids,
 log-probabilities, the log of the mass left over) or the tokens drawn from it with their
-weights. The manifest says which teacher, tokenizer, text, packing, k, temperature and
-policy the rows belong to: whatever is read must match.
+weights. The manifest names the teacher, tokenizer, text, packing, k, temperature and
+policy of the rows; a run that expects others is refused.
 
 Reading needs neither torch nor the teacher.
 """
@@ -28,10 +28,10 @@ Policy = Literal["top_k", "sampled"]
 
 @dataclass(frozen=True, kw_only=True)
 class Binding:
-    """What a cache belongs to; equal for two caches exactly if their rows are.
+    """The origin of a cache's rows; equal for two caches exactly if their rows are.
 
     `teacher` is the content hash of its weights, `tokenizer` that of its tokenizer,
-    `order` how the text became rows, as the data stream identifies itself.
+    `order` the identity of the data stream that made the rows.
     """
 
     teacher: str
@@ -55,7 +55,7 @@ class Binding:
 
     @property
     def row(self) -> np.dtype:
-        """How one row lies in a shard, little-endian."""
+        """The structured dtype of a row in a shard, little-endian."""
         ids = "<u2" if self.vocab <= 2**16 else "<u4"
         real = "<f2" if self.precision == "float16" else "<f4"
         length, slots = (self.seq_len,), (self.seq_len, self.k)
@@ -69,22 +69,22 @@ class Binding:
 
     @property
     def bytes_per_token(self) -> float:
-        """Of a row, divided by its length."""
+        """The bytes of a row divided by its tokens."""
         return self.row.itemsize / self.seq_len
 
     def differences(self, other: "Binding") -> list[str]:
-        """Says in what the other differs."""
-        theirs = json.loads(json.dumps(asdict(other)))
+        """Lists the fields in which `other` differs, with both values."""
+        others = json.loads(json.dumps(asdict(other)))
         return [
-            f"{name} was {mine!r} and is {theirs[name]!r}"
+            f"{name} was {mine!r} and is {others[name]!r}"
             for name, mine in json.loads(json.dumps(asdict(self))).items()
-            if mine != theirs[name]
+            if mine != others[name]
         ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """One file of rows."""
+    """One file of rows, with its count and checksum."""
 
     name: str
     rows: int
@@ -93,10 +93,10 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a folder holds, and where its writing stands.
+    """The contents of a cache folder, and the state of its writing.
 
-    `position` is where the data went on after the last shard; `is_complete` says that
-    nothing is to follow.
+    `position` is the data's position after the last shard; `is_complete` is true once
+    no shard is to follow.
     """
 
     binding: Binding
@@ -108,14 +108,14 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> "Manifest":
-        """Reads a folder's manifest.
+        """Reads the manifest of a cache folder.
 
         Raises:
             ValueError: there is none, or it is of another version.
         """
         file = folder / MANIFEST
         if not file.exists():
-            raise ValueError(f"{folder} is no teacher cache: it has no {MANIFEST}")
+            raise ValueError(f"{folder} is not a teacher cache: it has no {MANIFEST}")
         raw = json.loads(file.read_text(encoding="utf-8"))
         if raw.get("version") != VERSION:
             raise ValueError(
@@ -126,7 +126,7 @@ class Manifest:
         return cls(binding=Binding(**raw.pop("binding")), shards=shards, **raw)
 
     def write(self, folder: Path) -> None:
-        """Replaces a folder's manifest in one move."""
+        """Replaces the manifest of a folder atomically."""
         partial = folder / f"{MANIFEST}.partial"
         partial.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
         partial.replace(folder / MANIFEST)
@@ -134,10 +134,10 @@ class Manifest:
 
 @dataclass(kw_only=True)
 class CacheWriter:
-    """Adds rows to a folder, shard by shard; a stopped one goes on where it stood.
+    """Writes rows to a folder, shard by shard, and continues an incomplete cache.
 
-    Rows that had not filled a shard when writing stopped are scored again: `position`
-    is where the data must go on, None at its start.
+    Rows that had not filled a shard when writing stopped are scored again: the data
+    must continue at `position`, None for its start.
     """
 
     folder: Path
@@ -163,13 +163,13 @@ class CacheWriter:
 
     @property
     def position(self) -> Mapping[str, Any] | None:
-        """Where the data goes on."""
+        """The data's position after the last written shard."""
         return self.manifest.position
 
     def add(self, batch: Mapping[str, np.ndarray], position: Mapping[str, Any]) -> None:
-        """Takes rows with their scores; `position` is the data's after them.
+        """Adds a batch of rows with scores; `position` is the data's position after it.
 
-        Rows of nothing but padding are left out.
+        Rows of padding only are left out.
         """
         real = np.asarray(batch["segment_ids"]).any(axis=1)
         rows = np.zeros(int(real.sum()), self.binding.row)
@@ -182,7 +182,7 @@ class CacheWriter:
             self._flush(position, is_complete=False)
 
     def close(self, position: Mapping[str, Any]) -> Manifest:
-        """Writes what is left, and says that the cache is complete."""
+        """Writes the remaining rows and marks the cache as complete."""
         self._flush(position, is_complete=True)
         return self.manifest
 
@@ -209,9 +209,9 @@ class CacheWriter:
 
 
 class TeacherCache(grain.sources.RandomAccessDataSource):
-    """The rows of a complete cache, each as the arrays that a batch holds.
+    """The rows of a complete cache, each as the arrays of a batch's row.
 
-    Files are mapped, not read. Checksums are compared when it is opened, unless
+    Files are mapped, not read. Checksums are compared when the cache is opened, unless
     `verify` is false.
     """
 
@@ -230,20 +230,20 @@ class TeacherCache(grain.sources.RandomAccessDataSource):
 
     @property
     def binding(self) -> Binding:
-        """What the rows belong to."""
+        """The origin of the rows: teacher, tokenizer, text and policy."""
         return self.manifest.binding
 
-    def require(self, **expected: Any) -> None:
-        """Refuses a cache whose binding is another than a run expects.
+    def require(self, **expected: object) -> None:
+        """Raises where fields of the binding differ from what a run expects.
 
         Raises:
             ValueError: it differs; all differences are named.
         """
-        mine = asdict(self.binding)
+        fields = asdict(self.binding)
         faults = [
-            f"{name} must be {value!r}, it has {mine[name]!r}"
+            f"{name} must be {value!r}, it has {fields[name]!r}"
             for name, value in expected.items()
-            if mine[name] != value
+            if fields[name] != value
         ]
         if faults:
             raise ValueError(
@@ -263,7 +263,7 @@ class TeacherCache(grain.sources.RandomAccessDataSource):
         rows = self._maps[place]
         row = rows[at - int(self._ends[place]) + len(rows)]
         segments = row["segments"].astype(np.int32)
-        found = {
+        arrays = {
             "tokens": row["tokens"].astype(np.int32),
             "segment_ids": segments,
             "positions": _positions(segments),
@@ -271,8 +271,8 @@ class TeacherCache(grain.sources.RandomAccessDataSource):
         }
         for name in ("log_probs", "tail", "weights"):
             if name in (self.binding.row.names or ()):
-                found[f"teacher_{name}"] = np.array(row[name])
-        return found
+                arrays[f"teacher_{name}"] = np.array(row[name])
+        return arrays
 
     def _faults(self, verify: bool) -> Iterator[str]:
         if not self.manifest.is_complete:
@@ -291,9 +291,9 @@ class TeacherCache(grain.sources.RandomAccessDataSource):
 
 
 class CachedBatches(Iterator[dict[str, np.ndarray]]):
-    """Batches of a cache's rows, in another order each epoch, without end.
+    """Batches of a cache's rows, shuffled anew each epoch, without end.
 
-    Its position is that of grain's iterator, and belongs to this cache alone.
+    A position is that of grain's iterator and is valid for this cache only.
     """
 
     def __init__(
@@ -324,12 +324,12 @@ class CachedBatches(Iterator[dict[str, np.ndarray]]):
     def __next__(self) -> dict[str, np.ndarray]:
         return next(self._iterator)
 
-    def get_state(self) -> dict[str, Any]:
-        """The position after the last batch, as JSON can hold it."""
+    def get_state(self) -> dict[str, object]:
+        """Returns the position after the last batch, as JSON values."""
         return {"stream": self._identity, "position": self._iterator.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes to a position.
+        """Moves to a position that `get_state` returned.
 
         Raises:
             ValueError: it is of another cache, seed or batch size.
@@ -343,12 +343,12 @@ class CachedBatches(Iterator[dict[str, np.ndarray]]):
 
 
 def tokenizer_hash(tokenizer: Tokenizer) -> str:
-    """sha256 of all that a tokenizer is."""
+    """Returns the sha256 of a tokenizer's complete JSON form."""
     return sha256(tokenizer.to_str().encode()).hexdigest()
 
 
 def _positions(segments: np.ndarray) -> np.ndarray:
-    """Places counted from 0 in every segment, 0 in padding."""
+    """Counts positions from 0 in every segment; 0 in padding."""
     place = np.arange(len(segments), dtype=np.int32)
     is_start = np.diff(segments, prepend=-1) != 0
     starts = np.maximum.accumulate(np.where(is_start, place, 0))

@@ -1,4 +1,4 @@
-"""Texts to token ids."""
+"""Tokenization of whole documents into token ids."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from jaxtyping import Int32
 from tokenizers import Tokenizer
 
 Tokens: TypeAlias = Int32[np.ndarray, "_"]
-"""One document, or a part of one; of any length, hence no name for the axis."""
+"""Tokens of a document or a part of one; of any length, so the axis has no name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +25,11 @@ class Encode:
     eos_id: int | None = None
 
     def __post_init__(self) -> None:
-        named = {"bos_id": self.bos_id, "eos_id": self.eos_id}
+        ids = {"bos_id": self.bos_id, "eos_id": self.eos_id}
         faults = [
             f"{name} must be one of the tokenizer's {self.tokenizer.get_vocab_size()} "
             f"tokens, got {token}"
-            for name, token in named.items()
+            for name, token in ids.items()
             if token is not None
             and (token < 0 or self.tokenizer.id_to_token(token) is None)
         ]
@@ -44,7 +44,7 @@ class Encode:
             object.__setattr__(self, "tokenizer", tokenizer)
 
     def __call__(self, texts: Sequence[str]) -> list[Tokens]:
-        """Returns the tokens of each document, however many.
+        """Returns the tokens of each document, of any number of documents.
 
         The Rust side spreads one call over the cores; Python threads do not, 16 of them
         on 2 cores being half as fast as one.
@@ -52,9 +52,9 @@ class Encode:
         encodings = self.tokenizer.encode_batch_fast(
             list(texts), add_special_tokens=False
         )
-        return [self._framed(encoding.ids) for encoding in encodings]
+        return [self._with_bos_and_eos(encoding.ids) for encoding in encodings]
 
-    def _framed(self, ids: list[int]) -> Tokens:
+    def _with_bos_and_eos(self, ids: list[int]) -> Tokens:
         if not ids:
             return np.zeros(0, np.int32)
         before = [] if self.bos_id is None else [self.bos_id]

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dew.data.distillkit import Bin, Compression, captured_texts, packed_rows
+from dew.data.distillkit import Compression, ResidualBin, captured_texts, packed_rows
 from dew.losses.divergences import ForwardKL
 from dew.losses.sparse_scores import TopKScores
 from tests.losses import reference as ref
@@ -85,8 +85,8 @@ def test_polynomials_and_residuals_are_added_up(delta: bool) -> None:
         exact_dtype="bfloat16",
         polynomial_terms=(0, 1, "sqrt"),
         residual_bins=(
-            Bin(scale_dtype="float16", element_bits=3, num_elements=5),
-            Bin(scale_dtype="float32", element_bits=1, num_elements=3),
+            ResidualBin(scale_dtype="float16", element_bits=3, num_elements=5),
+            ResidualBin(scale_dtype="float32", element_bits=1, num_elements=3),
         ),
         delta_encoding=delta,
     )

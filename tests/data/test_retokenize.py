@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from dew.data import training_batches
-from dew.data.retokenize import RESPELLED, Respelled
+from dew.data.retokenize import RESPELLED, Retokenized
 from dew.losses.divergences import CrossEntropy, ForwardKL
 from dew.losses.uld import ULD
 from dew.nn.config import MLP, Attention, DecoderConfig
@@ -42,12 +42,12 @@ def tokenizers(smollm2: Any) -> tuple[Tokenizer, Tokenizer]:
     return ours, theirs
 
 
-def stream(tokenizers: Any, **options: Any) -> Respelled:
+def stream(tokenizers: Any, **options: Any) -> Retokenized:
     ours, theirs = tokenizers
     data = training_batches(
         TEXTS, tokenizer=ours, seq_len=24, batch_size=2, seed=0, eos_id=2, **options
     )
-    return Respelled(data, student=ours, teacher=theirs, seq_len=32)
+    return Retokenized(data, student=ours, teacher=theirs, seq_len=32)
 
 
 def test_spans_cover_the_same_text_on_both_sides(tokenizers: Any) -> None:

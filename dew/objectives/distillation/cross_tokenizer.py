@@ -23,7 +23,7 @@ class CrossTokenizerTeacher:
 
     Only ULD and the student's own terms can be learned from it. Batches hold the
     teacher's tokens and how both cuts of the text align: see
-    `dew.data.retokenize.Respelled`, which adds them to any stream of token batches.
+    `dew.data.retokenize.Retokenized`, which adds them to any stream of token batches.
     """
 
     objective: Objective[Any, Any]
@@ -74,7 +74,7 @@ class CrossTokenizerTeacher:
         missing = [name for name in RESPELLED if name not in batch]
         if missing or layers or maps:
             raise ValueError(
-                "a teacher across tokenizers needs batches that Respelled made, and "
+                "a teacher across tokenizers needs batches that Retokenized made, and "
                 "its states stand at other positions than the student's; missing are "
                 f"{missing}, layers asked for are {[*layers, *maps]}"
             )
