@@ -1,8 +1,8 @@
-"""Classification on the features of a real DINOv2, by the lowered road.
+"""Image classification on the features of a real DINOv2, lowered from torch.
 
-A new linear head learns scikit-learn's handwritten digits from what the frozen backbone
-makes of them; half are held out. On two cores it takes a minute or two, and the
-held-out accuracy rises from 0.11 to 0.81.
+A new linear head is trained on scikit-learn's handwritten digits with a frozen
+backbone; half of the images are held out. On two cores it takes a minute or two, and
+the held-out accuracy rises from 0.11 to 0.81.
 
     python -m examples.classify_digits OUT
 """
@@ -21,12 +21,10 @@ from sklearn.datasets import load_digits
 
 from dew.api import save_certified
 from dew.bridges import load_lowered
-from dew.converters.pretrained import Pretrained
-from dew.losses.supervised import Classification
-from dew.objectives.base import under
-from dew.objectives.metrics import Accuracy
-from dew.objectives.supervised import Supervised
-from examples.support.loop import Arrays, parts, train
+from dew.converters import Pretrained
+from dew.losses import Classification
+from dew.objectives import Accuracy, Supervised, under
+from examples.support.loop import Arrays, split_rows, train
 from examples.support.weights import cached
 
 SIZE, IMAGES = 84, 512
@@ -34,7 +32,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def prepare(folder: Path) -> Path:
-    """Puts a new head of ten classes on the backbone, as users of torch do."""
+    """Saves the backbone with a new head of ten classes, as users of torch do."""
     torch.manual_seed(0)
     model: Any = transformers.Dinov2ForImageClassification.from_pretrained(
         cached("dinov2"), num_labels=10
@@ -44,7 +42,7 @@ def prepare(folder: Path) -> Path:
 
 
 def digits() -> Arrays:
-    """Images of 8 x 8 as the backbone wants them: larger, in colour, normalised."""
+    """Returns the 8 x 8 images as the backbone reads them: larger, RGB, normalised."""
     images, labels = load_digits(return_X_y=True)
     grey = images[:IMAGES].reshape(-1, 1, 8, 8).astype(np.float32) / 16
     large = jax.image.resize(grey, (len(grey), 1, SIZE, SIZE), "bilinear")
@@ -54,7 +52,7 @@ def digits() -> Arrays:
 
 
 def objective(source: Pretrained) -> Supervised:
-    """Moves the head alone."""
+    """Returns the classification loss, which trains the head alone."""
     return Supervised(
         source=source,
         reads={"pixel_values": jax.ShapeDtypeStruct((3, SIZE, SIZE), jnp.float32)},
@@ -64,21 +62,21 @@ def objective(source: Pretrained) -> Supervised:
 
 
 def run(out: Path, *, steps: int = 60, rows: int = 16) -> list[float]:
-    """Trains and exports; returns the held-out accuracy before and after."""
+    """Trains and exports the model; returns the held-out accuracy before and after."""
     data = digits()
     example = {"pixel_values": data["pixel_values"][:2]}
     source = load_lowered(prepare(out / "source"), example_inputs=example)
-    learned = objective(source)
+    loss = objective(source)
     state, watch = train(
-        learned,
-        parts(data, every=2),
+        loss,
+        split_rows(data, every=2),
         {"accuracy": Accuracy()},
         steps=steps,
         rows=rows,
         rate=3e-2,
     )
     save_certified(
-        learned.pipeline(state, ema=False),
+        loss.pipeline(state, ema=False),
         out / "export",
         example_inputs=example,
         console=Console(),

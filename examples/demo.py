@@ -1,9 +1,9 @@
-"""The main job on a real model: `make demo`.
+"""Continued training of a real model, exported and verified: `make demo`.
 
-SmolLM2-135M-Instruct learns a little more of Python's own reference manual, goes out as
-a Hugging Face folder, and is reloaded by transformers. On two quiet cores it takes
-about 4 minutes after the install, and ends with a held-out perplexity that fell from
-16.9 to 14.4, and no missing, unexpected or mismatched key.
+SmolLM2-135M-Instruct is trained on Python's own reference manual, exported as a Hugging
+Face folder, and reloaded by transformers. On two idle cores it takes about 4 minutes
+after the install, and ends with a held-out perplexity that fell from 16.9 to 14.4, and
+no missing, unexpected or mismatched key.
 
     python -m examples.demo [OUT]
 """
@@ -16,7 +16,7 @@ from pydoc_data.topics import topics
 from rich.console import Console
 
 from dew.api import CERTIFICATE
-from dew.bridges.certificate.certify import continue_with_torch
+from dew.bridges import continue_with_torch
 from dew.cli import main as dew
 from examples.support.weights import cached
 
@@ -25,7 +25,7 @@ HELD_OUT_EVERY = 8
 
 
 def write_texts(folder: Path) -> tuple[Path, Path]:
-    """Writes one file a topic; every eighth topic is held out."""
+    """Writes one file per topic; every eighth topic is held out."""
     folders = folder / "train", folder / "held_out"
     for path in folders:
         path.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def run(out: Path) -> int:
     console = Console()
     model = cached("smollm2")
     train, held_out = write_texts(out.parent / f"{out.name}-text")
-    with console.status("torch continues a prompt, before"):
+    with console.status("continuing a prompt in torch, before training"):
         before = continue_with_torch(model, PROMPT)
     arguments = f"""
         pretrain --model {model} --data {train} --eval-data {held_out} --out {out}
@@ -51,12 +51,14 @@ def run(out: Path) -> int:
         return code
     after = continue_with_torch(out / "export", PROMPT)
     proof = out / "export" / CERTIFICATE
-    whole = json.loads(proof.read_text(encoding="utf-8"))
-    whole["torch"] = {"prompt": PROMPT, "before": before, "after": after}
-    proof.write_text(json.dumps(whole, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    certificate = json.loads(proof.read_text(encoding="utf-8"))
+    certificate["torch"] = {"prompt": PROMPT, "before": before, "after": after}
+    proof.write_text(
+        json.dumps(certificate, indent=2, ensure_ascii=False) + "\n", "utf-8"
+    )
     console.print(f"torch before: {PROMPT}{before}", markup=False)
     console.print(f"torch after:  {PROMPT}{after}", markup=False)
-    console.print(f"all of it: {proof}")
+    console.print(f"certificate: {proof}")
     return 0
 
 

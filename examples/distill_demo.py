@@ -1,9 +1,10 @@
-"""A student cut from its teacher learns from it: `make demo-distill`.
+"""Distillation into a pruned student beside plain training: `make demo-distill`.
 
-Ten of SmolLM2-135M's thirty blocks are kept and taught on Python's own reference
-manual, once by the teacher's distribution and the labels, once by the labels alone: for
-as many tokens, and for as long. Held-out perplexities go into `report.html` with the
-curves, the check of the loss and the certificate, whichever side wins.
+Ten of SmolLM2-135M's thirty blocks are kept and trained on Python's own reference
+manual, once on the teacher's distribution and the labels, once on the labels alone: for
+an equal number of tokens, and for an equal time. Held-out perplexities are written to
+`report.html` with the curves, the check of the loss and the certificate, whichever
+training is better.
 
     python -m examples.distill_demo [OUT] [STEPS]
 """
@@ -27,7 +28,7 @@ from examples.support.weights import cached
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-# Without training, the first and the last blocks say most of what the whole model says.
+# Without training, these first and last blocks predict most of what all predict.
 KEPT = (*range(4), *range(24, 30))
 HELD_OUT = ("identifiers.txt", "naming.txt", "raise.txt")
 ROWS, SEQ = 2, 128
@@ -37,14 +38,14 @@ SETTINGS = f"""
 """
 
 
-def asked(*words: Any) -> dict[str, Any]:
+def call_dew(*words: Any) -> dict[str, Any]:
     """Runs a command and returns its JSON object."""
-    said = io.StringIO()
-    with redirect_stdout(said):
+    stdout = io.StringIO()
+    with redirect_stdout(stdout):
         code = dew([*map(str, words), "--json"])
-    if not said.getvalue():
+    if not stdout.getvalue():
         raise SystemExit(code)
-    return json.loads(said.getvalue())
+    return json.loads(stdout.getvalue())
 
 
 def run(out: Path, steps: int) -> int:
@@ -52,47 +53,47 @@ def run(out: Path, steps: int) -> int:
     teacher, student = cached("smollm2"), out / "student"
     train, held_out = write_texts(out / "text")
     texts = [held_out / name for name in HELD_OUT]
-    cut = asked("prune", "--model", teacher, "--out", student, "--layers", *KEPT)
+    cut = call_dew("prune", "--model", teacher, "--out", student, "--layers", *KEPT)
     console.print(f"student: blocks {cut['kept']}, {cut['parameters']:,} parameters")
     sides = ("--teacher", teacher, "--student", student)
-    checked = asked("check", *sides, "--data", *texts, "--seq-len", 16)["rows"]
+    checked = call_dew("check", *sides, "--data", *texts, "--seq-len", 16)["rows"]
     common = ("--data", train, "--eval-data", *texts, *SETTINGS.split())
     common = (*common, "--eval-every", max(1, steps // 4))
-    taught = asked(
+    distilled = call_dew(
         "distill", *sides, *common, "--steps", steps, "--out", out / "taught"
     )
     alone = ("pretrain", "--model", student, *common, "--out", out / "alone")
-    tokens = asked(*alone, "--steps", steps)
-    speeds = [one["tokens_per_second"] for one in (tokens, taught)]
+    tokens = call_dew(*alone, "--steps", steps)
+    speeds = [one["tokens_per_second"] for one in (tokens, distilled)]
     longer = max(steps + 1, round(steps * speeds[0] / speeds[1]))
-    time = asked(*alone, "--steps", longer, "--resume")
-    whole = ("eval", "--model", teacher, "--data", *texts, "--seq-len", SEQ)
-    after = [one["eval"]["after"]["perplexity"] for one in (taught, tokens, time)]
-    found = {
-        "teacher": asked(*whole, "--batch-size", ROWS)["perplexity"],
-        "student before": taught["eval"]["before"]["perplexity"],
-        f"taught, {steps} steps": after[0],
+    time = call_dew(*alone, "--steps", longer, "--resume")
+    score = ("eval", "--model", teacher, "--data", *texts, "--seq-len", SEQ)
+    after = [one["eval"]["after"]["perplexity"] for one in (distilled, tokens, time)]
+    perplexities = {
+        "teacher": call_dew(*score, "--batch-size", ROWS)["perplexity"],
+        "student before": distilled["eval"]["before"]["perplexity"],
+        f"distilled, {steps} steps": after[0],
         f"labels alone, {steps} steps": after[1],
-        f"labels alone, {longer} steps, which take as long": after[2],
+        f"labels alone, {longer} steps, in the same time": after[2],
     }
     verdicts = [
-        f"at equal {unit} the {'taught' if after[0] < other else 'other'} student is "
-        f"better: {after[0]:.1f} taught, {other:.1f} by labels alone"
+        f"at equal {unit} the {'distilled' if after[0] < other else 'other'} student "
+        f"is better: {after[0]:.1f} distilled, {other:.1f} on labels alone"
         for unit, other in zip(("tokens", "time"), after[1:], strict=True)
     ]
-    verdicts.append(f"the teacher took {taught['teacher_share']:.0%} of the time")
+    verdicts.append(f"the teacher took {distilled['teacher_share']:.0%} of the time")
     plot(out, speeds)
-    write_report(out, found, verdicts, checked, taught["certificate"])
-    for name, perplexity in found.items():
+    write_report(out, perplexities, verdicts, checked, distilled["certificate"])
+    for name, perplexity in perplexities.items():
         console.print(f"held-out perplexity, {name}: {perplexity:.1f}")
-    console.print("\n".join(verdicts), f"the whole story: {out / 'report.html'}")
+    console.print("\n".join(verdicts), f"full report: {out / 'report.html'}")
     return 0 if all(row["passed"] for row in checked) else 1
 
 
 def plot(out: Path, speeds: Sequence[float]) -> None:
-    """Draws both curves over tokens and over seconds of steps."""
+    """Plots both curves over tokens, and over seconds of training steps."""
     figure, (by_tokens, by_time) = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True)
-    labels = {"alone": "labels alone", "taught": "taught"}
+    labels = {"alone": "labels alone", "taught": "distilled"}
     for (folder, label), speed in zip(labels.items(), speeds, strict=True):
         log = (out / folder / "logs" / "metrics.jsonl").read_text(encoding="utf-8")
         name = "eval/held_out/perplexity"
@@ -112,7 +113,7 @@ def plot(out: Path, speeds: Sequence[float]) -> None:
 
 def write_report(
     out: Path,
-    found: Mapping[str, float],
+    perplexities: Mapping[str, float],
     verdicts: Sequence[str],
     checks: Sequence[Mapping[str, Any]],
     certificate: Mapping[str, Any] | None,
@@ -123,7 +124,7 @@ def write_report(
 
     proof = html.escape(json.dumps(certificate, indent=1, ensure_ascii=False))
     body = (
-        f"<h1>Held-out perplexity</h1>{table(list(found.items()))}"
+        f"<h1>Held-out perplexity</h1>{table(list(perplexities.items()))}"
         f"<p>{'<br>'.join(verdicts)}<p><img src=curves.png>"
         f"<h1>Check of the loss</h1>{table([list(row.values()) for row in checks])}"
         f"<h1>Certificate of the export</h1><pre>{proof}</pre>"

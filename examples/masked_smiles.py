@@ -1,8 +1,8 @@
-"""Masked-LM training of a real model by the lowered road.
+"""Masked-LM training of a real model that is lowered from torch.
 
-rxnmapper's ALBERT, whose twelve layers are one, learns amide couplings; every sixth
-reaction is held out. On two cores it takes a minute or two, and the held-out loss of a
-hidden token falls from 0.140 to 0.026 nats.
+rxnmapper's ALBERT, whose twelve layers share weights, is trained on amide couplings;
+every sixth reaction is held out. On two cores it takes a minute or two, and the
+held-out loss of a masked token falls from 0.140 to 0.026 nats.
 
     python -m examples.masked_smiles OUT
 """
@@ -16,11 +16,9 @@ from rich.console import Console
 
 import dew
 from dew.api import save_certified
-from dew.cli.load import tokenizer_of
-from dew.converters.pretrained import Pretrained
-from dew.objectives.masked_lm import MaskedLM
-from dew.objectives.metrics import NatsPerToken
-from examples.support.loop import Arrays, parts, train
+from dew.converters import Pretrained
+from dew.objectives import MaskedLM, NatsPerToken
+from examples.support.loop import Arrays, split_rows, train
 from examples.support.reactions import (
     END,
     MASK,
@@ -28,7 +26,7 @@ from examples.support.reactions import (
     START,
     couplings,
     id_of,
-    padded,
+    pad_rows,
     smiles_tokenizer,
 )
 from examples.support.weights import cached
@@ -37,7 +35,7 @@ SEQ = 72
 
 
 def prepare(folder: Path) -> Path:
-    """Rewrites the model as transformers saves it today, with its tokenizer."""
+    """Saves the model again in today's format of transformers, with its tokenizer."""
     packed = cached("albert")
     model: Any = transformers.AlbertForMaskedLM.from_pretrained(packed)
     model.save_pretrained(folder)
@@ -45,18 +43,18 @@ def prepare(folder: Path) -> Path:
     return folder
 
 
-def tokenized(source: Pretrained) -> Arrays:
-    """All reactions as rows of ids, and which of those are real."""
-    tokenizer = tokenizer_of(source)
+def tokens_and_mask() -> Arrays:
+    """Returns all reactions as rows of token ids, with the mask of real tokens."""
+    tokenizer = smiles_tokenizer(cached("albert"))
     pad = id_of(tokenizer, PAD)
     rows = [tokenizer.encode(f"{a}>>{b}").ids for a, b in couplings()]
-    tokens = padded(rows, SEQ, pad)
+    tokens = pad_rows(rows, SEQ, pad)
     return {"tokens": tokens, "mask": tokens != pad}
 
 
 def objective(source: Pretrained) -> MaskedLM:
-    """Hides 15 of 100 tokens, none of them special."""
-    tokenizer = tokenizer_of(source)
+    """Returns the loss, which masks 15 % of the tokens that are not special."""
+    tokenizer = smiles_tokenizer(cached("albert"))
     return MaskedLM(
         source=source,
         seq_len=SEQ,
@@ -67,19 +65,19 @@ def objective(source: Pretrained) -> MaskedLM:
 
 
 def run(out: Path, *, steps: int = 60, rows: int = 16) -> list[float]:
-    """Trains and exports; returns the held-out loss before and after."""
+    """Trains and exports the model; returns the held-out loss before and after."""
     source = dew.load(prepare(out / "source"), road="lowered")
-    learned = objective(source)
+    loss = objective(source)
     state, watch = train(
-        learned,
-        parts(tokenized(source), every=6),
+        loss,
+        split_rows(tokens_and_mask(), every=6),
         {"nats": NatsPerToken()},
         steps=steps,
         rows=rows,
         rate=5e-4,
     )
     save_certified(
-        learned.pipeline(state, ema=False),
+        loss.pipeline(state, ema=False),
         out / "export",
         console=Console(),
     )
@@ -88,4 +86,4 @@ def run(out: Path, *, steps: int = 60, rows: int = 16) -> list[float]:
 
 if __name__ == "__main__":
     before, after = run(Path(*sys.argv[1:2] or ["runs/masked-smiles"]))
-    Console().print(f"held-out nats per hidden token: {before:.3f} → {after:.3f}")
+    Console().print(f"held-out nats per masked token: {before:.3f} → {after:.3f}")

@@ -1,6 +1,6 @@
-"""Seq2seq training of a tiny T5 by the lowered road.
+"""Sequence-to-sequence training of a tiny T5 that is lowered from torch.
 
-A new T5 of 0.1M weights, with the tokenizer of a real model, learns to write the
+A new T5 of 0.1M weights, with the tokenizer of a real model, is trained to generate the
 product of an amide coupling from its reactants; every sixth coupling is held out. On
 two cores it takes a minute or two, and the held-out loss falls from 6.1 to 0.2 nats.
 
@@ -20,18 +20,15 @@ from rich.console import Console
 
 import dew
 from dew.api import save_certified
-from dew.cli.load import tokenizer_of
-from dew.converters.pretrained import Pretrained
-from dew.objectives.masked_lm import IGNORED
-from dew.objectives.metrics import NatsPerToken
-from dew.objectives.seq2seq_lm import Seq2SeqLM
-from examples.support.loop import Arrays, parts, train
+from dew.converters import Pretrained
+from dew.objectives import IGNORED, NatsPerToken, Seq2SeqLM
+from examples.support.loop import Arrays, split_rows, train
 from examples.support.reactions import (
     END,
     PAD,
     couplings,
     id_of,
-    padded,
+    pad_rows,
     smiles_tokenizer,
 )
 from examples.support.weights import cached
@@ -44,7 +41,7 @@ READS = {
 
 
 def prepare(folder: Path, layers: int = 2) -> Path:
-    """Draws a tiny T5 and writes it as transformers does, with a real tokenizer."""
+    """Saves a tiny T5 with random weights and a real model's tokenizer."""
     tokenizer = smiles_tokenizer(cached("albert"))
     torch.manual_seed(0)
     pad = id_of(tokenizer, PAD)
@@ -65,41 +62,41 @@ def prepare(folder: Path, layers: int = 2) -> Path:
     return folder
 
 
-def tokenized(source: Pretrained) -> Arrays:
-    """All couplings: ids of the reactants, which of them are real, and the product."""
-    tokenizer = tokenizer_of(source)
+def couplings_as_arrays() -> Arrays:
+    """Returns all couplings: reactants as token ids, their mask, products as labels."""
+    tokenizer = smiles_tokenizer(cached("albert"))
     pad = id_of(tokenizer, PAD)
     reactants, products = (
         [tokenizer.encode(text).ids[1:] for text in side]
         for side in zip(*couplings(), strict=True)
     )
-    tokens = padded(reactants, SOURCE, pad)
-    labels = padded(products, TARGET, IGNORED)
+    tokens = pad_rows(reactants, SOURCE, pad)
+    labels = pad_rows(products, TARGET, IGNORED)
     return {"tokens": tokens, "mask": tokens != pad, "labels": labels}
 
 
 def objective(source: Pretrained) -> Seq2SeqLM:
-    """Every token of the product counts, its end too."""
-    pad = id_of(tokenizer_of(source), PAD)
+    """Returns the loss over all tokens of the product, its end token included."""
+    pad = id_of(smiles_tokenizer(cached("albert")), PAD)
     return Seq2SeqLM(
         source=source, reads=READS, target_len=TARGET, start_id=pad, pad_id=pad
     )
 
 
 def run(out: Path, *, steps: int = 400, rows: int = 32) -> list[float]:
-    """Trains and exports; returns the held-out loss before and after."""
+    """Trains and exports the model; returns the held-out loss before and after."""
     source = dew.load(prepare(out / "source"), road="lowered")
-    learned = objective(source)
+    loss = objective(source)
     state, watch = train(
-        learned,
-        parts(tokenized(source), every=6),
+        loss,
+        split_rows(couplings_as_arrays(), every=6),
         {"nats": NatsPerToken()},
         steps=steps,
         rows=rows,
         rate=3e-3,
     )
     save_certified(
-        learned.pipeline(state, ema=False),
+        loss.pipeline(state, ema=False),
         out / "export",
         prompts=[r for r, _ in couplings()[:3]],
         console=Console(),
@@ -107,8 +104,8 @@ def run(out: Path, *, steps: int = 400, rows: int = 32) -> list[float]:
     return [metrics["held_out/nats"] for metrics in watch.evaluations]
 
 
-def written(folder: Path, reactants: str) -> str:
-    """What the exported model makes of two reactants, in torch."""
+def generate_product(folder: Path, reactants: str) -> str:
+    """Returns the product that the exported model generates in torch."""
     tokenizer = smiles_tokenizer(cached("albert"))
     model: Any = transformers.T5ForConditionalGeneration.from_pretrained(folder)
     ids = torch.tensor(np.array([tokenizer.encode(reactants).ids[1:]]))
@@ -123,5 +120,5 @@ if __name__ == "__main__":
     console = Console()
     console.print(f"held-out nats per token: {before:.3f} → {after:.3f}")
     reactants, product = couplings()[0]
-    console.print(f"{reactants} makes {written(out / 'export', reactants)}")
-    console.print(f"in the book: {product}")
+    console.print(f"{reactants} gives {generate_product(out / 'export', reactants)}")
+    console.print(f"true product: {product}")

@@ -1,7 +1,7 @@
-"""A Hugging Face folder of DINOv2 from an ONNX file that holds its backbone.
+"""Conversion of DINOv2 from an ONNX file with its backbone to a Hugging Face folder.
 
-The file is read as the protocol buffer it is: of all that ONNX has, only nodes' names
-and constants' bytes matter here.
+The file is parsed as a protocol buffer, of which only the names of nodes and the bytes
+of constants are needed.
 """
 
 import json
@@ -18,9 +18,9 @@ _FLOAT = 1
 _PREFIX = "backbone."
 
 
-def dinov2_folder(found: Path, folder: Path) -> None:
+def dinov2_folder(source: Path, folder: Path) -> None:
     """Writes `folder` from an ONNX file of a model on a DINOv2 backbone."""
-    tensors = _named(found)
+    tensors = _read_tensors(source)
     folder.mkdir(parents=True)
     side = {"config.json": _config(tensors), "preprocessor_config.json": _PREPROCESSOR}
     for name, content in side.items():
@@ -28,21 +28,21 @@ def dinov2_folder(found: Path, folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def _named(found: Path) -> dict[str, np.ndarray]:
+def _read_tensors(source: Path) -> dict[str, np.ndarray]:
     """Returns the backbone's weights under transformers' names.
 
-    The exporter kept the names of most; it transposed and renamed the matrices, which
-    the products that use them still name, and the position table lies in two parts.
+    The exporter kept most names. Matrices are transposed and renamed, but the products
+    that use them have their names, and the position table is in two parts.
     """
-    (graph,) = (body for field, body in _fields(found.read_bytes()) if field == _GRAPH)
+    (graph,) = (body for field, body in _fields(source.read_bytes()) if field == _GRAPH)
     constants, products = {}, {}
     for field, body in _fields(graph):
         if field == _CONSTANT:
             constants |= _constant(body)
         elif field == _NODE:
-            whole = list(_fields(body))
-            inputs = [value.decode() for kind, value in whole if kind == _INPUT]
-            name = next((v.decode() for kind, v in whole if kind == _NODE_NAME), "")
+            node = list(_fields(body))
+            inputs = [value.decode() for kind, value in node if kind == _INPUT]
+            name = next((v.decode() for kind, v in node if kind == _NODE_NAME), "")
             if name.startswith("/backbone/") and name.endswith("/MatMul"):
                 products[name] = inputs[1]
     tensors = {
@@ -56,13 +56,13 @@ def _named(found: Path) -> dict[str, np.ndarray]:
             tensors[stem.replace("/", ".") + ".weight"] = constants[matrix].T
     width = tensors["embeddings.cls_token"].shape[-1]
     tensors["embeddings.position_embeddings"] = _positions(constants, width)
-    # Only training with hidden patches reads it, and the file lacks it.
+    # The mask token is used in training with masked patches, and is not in the file.
     tensors["embeddings.mask_token"] = np.zeros((1, width), np.float32)
     return {name: np.ascontiguousarray(value) for name, value in tensors.items()}
 
 
 def _positions(constants: Mapping[str, np.ndarray], width: int) -> np.ndarray:
-    """Joins the position of the class token and the grid of the patches'."""
+    """Returns the position table: the class token's row, then the patches' grid."""
     loose = {
         name: value
         for name, value in constants.items()
@@ -74,7 +74,7 @@ def _positions(constants: Mapping[str, np.ndarray], width: int) -> np.ndarray:
 
 
 def _constant(body: bytes) -> dict[str, np.ndarray]:
-    """Returns a float tensor by its name; nothing for other kinds."""
+    """Returns a float tensor by its name; an empty dict for other dtypes."""
     shape, kind, name, raw = [], 0, "", b""
     for field, value in _fields(body):
         match field:
@@ -92,7 +92,7 @@ def _constant(body: bytes) -> dict[str, np.ndarray]:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Yields a protocol buffer's fields: their numbers, with integers or bytes."""
+    """Yields the numbers of a protocol buffer's fields, with integers or bytes."""
     view, at = memoryview(message), 0
     while at < len(view):
         key, at = _varint(view, at)
@@ -109,11 +109,11 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
             case 1:
                 at += 8
             case kind:
-                raise ValueError(f"no protocol buffer: wire type {kind} at byte {at}")
+                raise ValueError(f"not a protocol buffer: type {kind} at byte {at}")
 
 
 def _varint(view: memoryview, at: int) -> tuple[int, int]:
-    """Reads seven bits a byte, the lowest first, until a byte's top bit is clear."""
+    """Reads an integer of seven bits per byte, the lowest first."""
     value = shift = 0
     while True:
         byte = view[at]
@@ -124,7 +124,7 @@ def _varint(view: memoryview, at: int) -> tuple[int, int]:
 
 
 def _config(tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """The sizes that the tensors have; a head is always 64 wide."""
+    """Returns the config by the tensors' sizes; a head is always 64 wide."""
     positions = tensors["embeddings.position_embeddings"].shape[1] - 1
     kernel = tensors["embeddings.patch_embeddings.projection.weight"].shape
     width, channels, patch, _ = kernel

@@ -1,4 +1,4 @@
-"""What the small examples share: batches of arrays, and a run with its figures."""
+"""Batches, training loop and recorded figures of the small examples."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -7,23 +7,18 @@ from typing import Any
 import jax
 import numpy as np
 
-from dew.objectives.base import Metric, Objective
-from dew.state import TrainState
-from dew.training.callbacks import Callback
-from dew.training.evaluation import Evaluation
-from dew.training.logs import Log
-from dew.training.optimizers import adamw
-from dew.training.schedules import cosine
-from dew.training.trainer import Trainer
+from dew import TrainState
+from dew.objectives import Metric, Objective
+from dew.training import Callback, Evaluation, Log, Trainer, adamw, cosine
 from dew.typing import Batch
 
 Arrays = Mapping[str, np.ndarray]
-"""A whole data set: every array has one row an example."""
+"""Data set as arrays with one row per example."""
 
 
 @dataclass
 class Watch(Callback):
-    """Keeps the losses and the evaluations of a run."""
+    """Callback that records the losses and evaluations of a run."""
 
     losses: list[float] = field(default_factory=list)
     evaluations: list[Mapping[str, float]] = field(default_factory=list)
@@ -35,8 +30,8 @@ class Watch(Callback):
         self.evaluations.append(metrics)
 
 
-def shuffled(data: Arrays, rows: int, seed: int = 0) -> Iterator[Batch]:
-    """Batches without end, in a new order each epoch; a last short one is left out."""
+def shuffled_batches(data: Arrays, rows: int, seed: int = 0) -> Iterator[Batch]:
+    """Yields batches forever, in a new order each epoch, dropping incomplete ones."""
     draw, count = np.random.default_rng(seed), len(next(iter(data.values())))
     while True:
         order = draw.permutation(count)
@@ -44,12 +39,12 @@ def shuffled(data: Arrays, rows: int, seed: int = 0) -> Iterator[Batch]:
             yield {name: x[order[start : start + rows]] for name, x in data.items()}
 
 
-def parts(data: Arrays, every: int) -> tuple[Arrays, Arrays]:
-    """Splits the rows: what is trained on, and each `every`th, which is held out."""
+def split_rows(data: Arrays, every: int) -> tuple[Arrays, Arrays]:
+    """Splits rows into training rows and each `every`th row, which is held out."""
     count = len(next(iter(data.values())))
-    held = np.arange(count) % every == 0
-    seen = {name: x[~held] for name, x in data.items()}
-    return seen, {name: x[held] for name, x in data.items()}
+    is_held_out = np.arange(count) % every == 0
+    training = {name: x[~is_held_out] for name, x in data.items()}
+    return training, {name: x[is_held_out] for name, x in data.items()}
 
 
 def train(
@@ -61,11 +56,11 @@ def train(
     rows: int,
     rate: float,
 ) -> tuple[TrainState, Watch]:
-    """Trains on the first part, and measures on the second before and after."""
-    watch, (seen, held_out) = Watch(), data
+    """Trains on the first data set and evaluates on the second, before and after."""
+    watch, (training, held_out) = Watch(), data
     count = len(next(iter(held_out.values())))
 
-    def every() -> Iterator[Batch]:
+    def held_out_batches() -> Iterator[Batch]:
         for start in range(0, count - rows + 1, rows):
             yield {name: x[start : start + rows] for name, x in held_out.items()}
 
@@ -76,9 +71,9 @@ def train(
         callbacks=(watch,),
     )
     state = trainer.fit(
-        shuffled(seen, rows),
+        shuffled_batches(training, rows),
         steps=steps,
-        evaluations={"held_out": Evaluation(batches=every, metrics=metrics)},
+        evaluations={"held_out": Evaluation(batches=held_out_batches, metrics=metrics)},
         eval_on_start=True,
     )
     return state, watch

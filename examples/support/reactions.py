@@ -1,7 +1,7 @@
-"""Amide couplings as SMILES text: what the chemistry examples read and write.
+"""Amide couplings as SMILES text, the data of the chemistry examples.
 
-Every acid meets every amine: `CC(=O)O.CCN>>CC(=O)NCC`. The tokenizer is that of
-rxnmapper's ALBERT, which read a million reactions from patents.
+Every acid is combined with every amine: `CC(=O)O.CCN>>CC(=O)NCC`. The tokenizer is that
+of rxnmapper's ALBERT, which was trained on a million reactions from patents.
 """
 
 from pathlib import Path
@@ -26,7 +26,7 @@ START, END, PAD, MASK, UNKNOWN = "[CLS]", "[SEP]", "[PAD]", "[MASK]", "[UNK]"
 
 
 def couplings(seed: int = 0) -> list[tuple[str, str]]:
-    """All pairs of reactants and product, in an order drawn from the seed."""
+    """Returns all pairs of reactants and product, shuffled by the seed."""
     pairs = [
         (f"{acid}C(=O)O.{amine}", f"{acid}C(=O){amine}")
         for acid in ACIDS
@@ -37,11 +37,11 @@ def couplings(seed: int = 0) -> list[tuple[str, str]]:
 
 
 def smiles_tokenizer(folder: Path) -> Tokenizer:
-    """Builds the tokenizer of a folder with `vocab.txt`: atoms, bonds, rings."""
+    """Returns the tokenizer of a folder's `vocab.txt`, of atoms, bonds and rings."""
     words = (folder / "vocab.txt").read_text(encoding="utf-8").split("\n")
     vocab = {word: i for i, word in enumerate(words) if word}
     tokenizer = Tokenizer(WordLevel(vocab, unk_token=UNKNOWN))
-    # What stands in brackets is one atom; so are the two atoms of two letters.
+    # Text in brackets is one atom, and so are Br and Cl.
     atoms = Regex(r"\[[^\]]*\]|Br|Cl|>>|%\d\d|.")
     tokenizer.pre_tokenizer = Split(atoms, behavior="isolated")
     tokenizer.post_processor = TemplateProcessing(
@@ -52,12 +52,12 @@ def smiles_tokenizer(folder: Path) -> Tokenizer:
 
 
 def id_of(tokenizer: Tokenizer, word: str) -> int:
-    """The id of a word that the vocabulary has."""
+    """Returns the id of a word in the vocabulary."""
     return tokenizer.get_vocab()[word]
 
 
-def padded(rows: list[list[int]], width: int, fill: int) -> np.ndarray:
-    """Rows of ids as one array; those that are too long are cut."""
+def pad_rows(rows: list[list[int]], width: int, fill: int) -> np.ndarray:
+    """Returns rows of ids as one padded array; rows past `width` are cut."""
     table = np.full((len(rows), width), fill, np.int32)
     for i, row in enumerate(rows):
         table[i, : len(row)] = row[:width]

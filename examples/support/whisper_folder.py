@@ -1,7 +1,7 @@
-"""A Hugging Face folder of Whisper from a CTranslate2 file.
+"""Conversion of Whisper from a CTranslate2 file to a Hugging Face folder.
 
-CTranslate2 fuses the projections of an attention and has names of its own; the values
-are those that OpenAI published, in float16, and stay as they are.
+CTranslate2 fuses an attention's projections and names tensors in its own way; values
+are those that OpenAI published, in float16, and are not changed.
 """
 
 import json
@@ -29,32 +29,32 @@ _PARTS = {
     "ffn/linear_0": ("fc1",),
     "ffn/linear_1": ("fc2",),
 }
-"""What transformers calls a part, or the parts that are fused in it."""
+"""Names in transformers of a module, or of the modules that are fused in it."""
 _LEAVES = {"gamma": "weight", "beta": "bias", "encodings": "weight"}
 
 
-def whisper_folder(found: Path, folder: Path) -> None:
+def whisper_folder(source: Path, folder: Path) -> None:
     """Writes `folder` from one with `model.bin`, `config.json` and `tokenizer.json`."""
-    tensors = dict(_named(_stored(found / "model.bin")))
+    tensors = dict(_rename(_read_tensors(source / "model.bin")))
     side = {
         "config.json": _config(tensors),
         "preprocessor_config.json": _PREPROCESSOR,
         "tokenizer_config.json": _TOKENIZER,
         "generation_config.json": _generation(
-            json.loads((found / "config.json").read_text(encoding="utf-8"))
+            json.loads((source / "config.json").read_text(encoding="utf-8"))
         ),
     }
     folder.mkdir(parents=True)
     for name, content in side.items():
         (folder / name).write_text(json.dumps(content, indent=2) + "\n", "utf-8")
-    shutil.copy(found / "tokenizer.json", folder)
+    shutil.copy(source / "tokenizer.json", folder)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def _stored(file: Path) -> dict[str, np.ndarray]:
-    """Reads the tensors of a CTranslate2 file of version 6; its aliases are left out.
+def _read_tensors(file: Path) -> dict[str, np.ndarray]:
+    """Reads the tensors of a CTranslate2 file of version 6, without its aliases.
 
-    Everything is little-endian: a name is a length and bytes that end in a zero, a
+    Everything is little-endian: a name is a length and zero-terminated bytes, a
     tensor is its name, rank, lengths, dtype and bytes.
     """
     data, at = file.read_bytes(), 0
@@ -87,11 +87,11 @@ def _stored(file: Path) -> dict[str, np.ndarray]:
     return tensors
 
 
-def _named(stored: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields the weights under transformers' names, fused ones apart."""
+def _rename(stored: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the weights under transformers' names, with fused ones split."""
     for name, tensor in stored.items():
         side, *parts, leaf = name.split("/")
-        # What has no axes is a setting, which the config says in its own way.
+        # Scalars are settings, which are in the config.
         if not tensor.ndim or name.startswith("decoder/alignment"):
             continue
         stem = f"model.{side}."
@@ -101,7 +101,7 @@ def _named(stored: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]
         pieces = np.split(tensor, len(targets))
         for target, piece in zip(targets, pieces, strict=True):
             leaf = _LEAVES.get(leaf, leaf)
-            # Whisper's keys have no bias: zeros fill its place in the fused one.
+            # Whisper's key projections have no bias; the fused bias has zeros for them.
             if not (target.endswith("k_proj") and leaf == "bias"):
                 yield f"{stem}{target}.{leaf}", np.ascontiguousarray(piece)
 
@@ -116,7 +116,7 @@ _IDS = {
 
 
 def _config(tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """The sizes that the tensors have; a head is always 64 wide."""
+    """Returns the config by the tensors' sizes; a head is always 64 wide."""
     vocab, width = tensors["model.decoder.embed_tokens.weight"].shape
     config: dict[str, Any] = {
         "architectures": ["WhisperForConditionalGeneration"],

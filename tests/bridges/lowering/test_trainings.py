@@ -16,7 +16,7 @@ from dew.converters.pretrained import Pretrained
 from dew.objectives.base import Step
 from dew.objectives.metrics import NatsPerToken
 from examples import classify_digits, masked_smiles, seq2seq_t5
-from examples.support.loop import parts, train
+from examples.support.loop import split_rows, train
 from tests.support import hf_models as hf
 from tests.support.tolerances import LOGITS, RTOL, ZOO_GRADIENT
 
@@ -30,7 +30,7 @@ def reloaded(kind: Any, folder: Path) -> Any:
 
 def test_the_loss_of_pairs_and_its_gradients_are_torchs(t5: Pretrained) -> None:
     objective = seq2seq_t5.objective(t5)
-    batch = {n: jnp.asarray(x[:4]) for n, x in seq2seq_t5.tokenized(t5).items()}
+    batch = {n: jnp.asarray(x[:4]) for n, x in seq2seq_t5.couplings_as_arrays().items()}
     variables, step = (
         objective.init(jax.random.key(0)),
         Step(jnp.int32(0), jax.random.key(0)),
@@ -55,8 +55,8 @@ def test_the_loss_of_pairs_and_its_gradients_are_torchs(t5: Pretrained) -> None:
 
 
 def test_a_t5_learns_and_loads_in_transformers(t5: Pretrained, tmp_path: Path) -> None:
-    objective, data = seq2seq_t5.objective(t5), seq2seq_t5.tokenized(t5)
-    split, nats = parts(data, every=6), {"nats": NatsPerToken()}
+    objective, data = seq2seq_t5.objective(t5), seq2seq_t5.couplings_as_arrays()
+    split, nats = split_rows(data, every=6), {"nats": NatsPerToken()}
     state, watch = train(objective, split, nats, steps=6, rows=8, rate=0.01)
     assert watch.losses[-1] < 0.7 * watch.losses[0]
     task = objective.pipeline(state, ema=False)
@@ -78,7 +78,7 @@ def test_a_real_albert_learns_and_loads_in_transformers(tmp_path: Path) -> None:
     assert after < 0.6 * before
     model = reloaded(transformers.AlbertForMaskedLM, tmp_path / "export")
     source = dew.load(tmp_path / "export", road="lowered")
-    batch = {n: x[:4] for n, x in masked_smiles.tokenized(source).items()}
+    batch = {n: x[:4] for n, x in masked_smiles.tokens_and_mask().items()}
     ids, mask = batch["tokens"], batch["mask"].astype(np.int32)
     got, want = source.logits(ids, mask), hf.torch_logits(model, ids, mask)
     assert hf.largest_difference(got, want) < LOGITS
@@ -92,7 +92,7 @@ def test_a_head_on_a_real_dinov2_learns_and_loads_in_transformers(
     assert before < 0.3 < 0.7 < after
     kind = transformers.Dinov2ForImageClassification
     model = reloaded(kind, tmp_path / "export")
-    _, held_out = parts(classify_digits.digits(), every=2)
+    _, held_out = split_rows(classify_digits.digits(), every=2)
     # What was measured in JAX is what the export does in torch.
     with torch.no_grad():
         logits = model(torch.tensor(held_out["pixel_values"])).logits.numpy()
