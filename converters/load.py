@@ -1,6 +1,5 @@
-"""From a folder to a model and its variables: the native road."""
+"""Loads a folder as a flax model and its variables: the native road."""
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -8,32 +7,32 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.typing import DTypeLike
 
 from dew.converters.errors import nearest
 from dew.converters.families import FAMILIES
 from dew.converters.families.base import Family
-from dew.converters.folder.dequantize import dequantised
-from dew.converters.folder.dtypes import cast
-from dew.converters.folder.folder import Folder, Unpickle, read_folder
+from dew.converters.folder.dtypes import convert_dtype
+from dew.converters.folder.folder import Unpickle
 from dew.converters.folder.weights import Weights, unreadable
 from dew.converters.mapping.build import build_table
 from dew.converters.mapping.rules import Prefix, template_pattern
 from dew.converters.mapping.shapes import variable_shapes
 from dew.converters.mapping.table import Index, Table, name_faults
-from dew.converters.open_folder import local_folder
+from dew.converters.open_folder import Address, open_folder
 from dew.converters.pretrained import Pretrained
 from dew.converters.tied_weights import Tied, Ties, settle
 from dew.tree import flatten, unflatten
-from dew.typing import Path
+from dew.typing import Path, Variables
 
 Shardings = Callable[[Path], jax.sharding.Sharding | None] | Mapping[str, Any]
-"""Where each variable goes: a function of its path, or a tree like the variables."""
+"""Sharding of each variable: a function of its path, or a tree like the variables."""
 
 
 def load_native(
-    address: str | os.PathLike[str],
+    address: Address,
     *,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     shardings: Shardings | None = None,
     tied: Tied | None = None,
     ignore_fields: Sequence[str] = (),
@@ -42,31 +41,29 @@ def load_native(
 ) -> Pretrained:
     """Loads a folder, hub id or URL whose architecture is one of `FAMILIES`.
 
-    Tensors stream one at a time to their place; with `shardings` each device is given
-    its part and no device holds the whole. On a CPU a tensor that stands on 64 bytes in
-    its file is used where it lies, without a copy: do not write into files in use.
+    Tensors are read one at a time; with `shardings` each device receives its part and
+    none holds the whole. On a CPU a tensor that is aligned to 64 bytes in its file is
+    used in place, without a copy: do not write into files in use.
 
     Args:
-        address: what `dew.converters.open_folder.local_folder` takes.
-        dtype: of the variables; None keeps what each tensor is stored in.
-        shardings: where variables go; None is the default device.
-        tied: which side counts where config and file disagree about a tied head, see
-            `dew.converters.tied_weights`.
-        ignore_fields: fields of config.json that mean nothing.
+        address: see `dew.converters.open_folder.open_folder`.
+        dtype: dtype of the variables; None keeps each tensor's stored dtype.
+        shardings: sharding of each variable; None is the default device.
+        tied: whether the config or the file counts where they disagree about a tied
+            head, see `dew.converters.tied_weights`.
+        ignore_fields: unknown fields of config.json that are ignored, not refused.
         dequantise: whether a quantised folder is read as the plain one that
             `dew.converters.folder.dequantize` makes of it.
-        unpickle: what turns a folder of pickles into safetensors; None refuses them.
+        unpickle: converts pickled weights to safetensors; None refuses them.
 
     Raises:
-        ValueError: anything in the folder that is not accounted for, all of it at once.
+        ValueError: the folder has fields or tensors that are not accounted for; the
+            message lists all of them.
     """
-    path = local_folder(address)
-    path = dequantised(path) if dequantise else path
-    folder = read_folder(path, os.fspath(address), unpickle)
-    family = family_of(folder.config, folder.address)
+    folder = open_folder(address, dequantise=dequantise, unpickle=unpickle)
     weights = folder.weights
-    spelling = _spelling(family, weights)
-    rules, copies, ignored = family.with_spelling(spelling)
+    family = family_of(folder.config, folder.address)
+    rules, copies, ignored = family.with_spelling(_spelling(family, weights))
     ties = settle(family, rules, copies, folder.config, weights, tied)
     config = family.read({**folder.config, **ties.edits}, ignore_fields)
     model = family.model(config)
@@ -76,10 +73,11 @@ def load_native(
         copies=ties.copies,
         ignored=ignored,
     )
-    _check(folder, table, ties, family)
+    weights = _with_borrowed(weights, ties)
+    _check(folder.address, weights, table, ties, family)
     return Pretrained(
         model=model,
-        variables=read_variables(table, _borrowing(weights, ties), dtype, shardings),
+        variables=read_variables(table, weights, dtype, shardings),
         config=folder.config,
         tokenizer=folder.tokenizer,
         chat_template=folder.chat_template,
@@ -91,56 +89,67 @@ def load_native(
 
 
 class UnknownFamilyError(ValueError):
-    """A folder of an architecture that the native road does not have.
+    """The native road has no family for a folder's architecture.
 
-    `fault` says so; the whole message goes on with what there is instead.
+    `fault` states it in one sentence; the whole message adds the known architectures.
     """
 
-    def __init__(self, fault: str, known: str) -> None:
-        super().__init__(f"{fault}{known}")
+    def __init__(self, fault: str, advice: str) -> None:
+        super().__init__(f"{fault}{advice}")
         self.fault = fault
 
 
-def family_of(config: Mapping[str, Any], address: str) -> Family:
+def unknown_family(
+    config: Mapping[str, object], address: str
+) -> UnknownFamilyError | None:
+    """Returns why the native road cannot load a config; None where it can."""
+    model_type = str(config.get("model_type"))
+    if model_type not in FAMILIES:
+        return UnknownFamilyError(
+            f"{address}: the native road has no family for model_type {model_type!r}",
+            f"{nearest(model_type, list(FAMILIES))}; it has "
+            f"{', '.join(sorted(FAMILIES))}",
+        )
+    known = FAMILIES[model_type].architectures
+    architectures = config.get("architectures") or known
+    assert isinstance(architectures, Sequence)
+    if not set(architectures) & set(known):
+        return UnknownFamilyError(
+            f"{address}: the native road has no {', '.join(architectures)} of "
+            f"model_type {model_type!r}",
+            f"; architectures must be one of {', '.join(known)}",
+        )
+    return None
+
+
+def family_of(config: Mapping[str, object], address: str) -> Family:
     """Returns the family of a config.
 
     Raises:
         UnknownFamilyError: the native road has none for it.
     """
-    kind = str(config.get("model_type"))
-    if kind not in FAMILIES:
-        raise UnknownFamilyError(
-            f"{address}: the native road has no family for model_type {kind!r}",
-            f"{nearest(kind, list(FAMILIES))}; it has {', '.join(sorted(FAMILIES))}",
-        )
-    family = FAMILIES[kind]
-    named = config.get("architectures") or list(family.architectures)
-    if not set(named) & set(family.architectures):
-        raise UnknownFamilyError(
-            f"{address}: the native road has no {', '.join(named)} of model_type "
-            f"{kind!r}",
-            f"; architectures must be one of {', '.join(family.architectures)}",
-        )
-    return family
+    unknown = unknown_family(config, address)
+    if unknown is not None:
+        raise unknown
+    return FAMILIES[str(config["model_type"])]
 
 
 def _spelling(family: Family, weights: Weights) -> Prefix:
-    """The declared spelling that knows most of the file's names."""
-    held = {
+    """Returns the family's spelling that matches most names in the file."""
+    # One name for each kind of layer is enough: numbers become "#".
+    names = {
         re.sub(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", "#", name) for name in weights.entries
     }
 
-    def known(spelling: Prefix) -> int:
-        patterns = [
-            template_pattern(r.source) for r in family.with_spelling(spelling)[0]
-        ]
-        return sum(any(p.fullmatch(name) for name in held) for p in patterns)
+    def num_matches(spelling: Prefix) -> int:
+        patterns = [template_pattern(r.source) for r in family.with_spelling(spelling)[0]]
+        return sum(any(p.fullmatch(name) for name in names) for p in patterns)
 
-    return max(family.spellings, key=known)
+    return max(family.spellings, key=num_matches)
 
 
-def _borrowing(weights: Weights, ties: Ties) -> Weights:
-    """The weights, with each tensor that the file lacks read from where it starts."""
+def _with_borrowed(weights: Weights, ties: Ties) -> Weights:
+    """Returns the weights, with tensors that the file lacks read from their origins."""
     borrowed = {
         name: replace(weights.entries[origin], name=name)
         for name, origin in ties.borrowed.items()
@@ -149,42 +158,51 @@ def _borrowing(weights: Weights, ties: Ties) -> Weights:
     return replace(weights, entries={**weights.entries, **borrowed})
 
 
-def _check(folder: Folder, table: Table, ties: Ties, family: Family) -> None:
-    """Raises all that is wrong with the stored tensors at once."""
-    weights = _borrowing(folder.weights, ties)
-    found = {n: s for n, s in weights.shapes().items() if n not in ties.dropped}
+def _check(
+    address: str, weights: Weights, table: Table, ties: Ties, family: Family
+) -> None:
+    """Raises everything that is wrong with the stored tensors, at once."""
+    shapes = {n: s for n, s in weights.shapes().items() if n not in ties.dropped}
     spellings = ", ".join(repr(spelling.body) for spelling in family.spellings)
     faults = [
         *weights.faults,
         *ties.faults,
-        *name_faults(table, found, f"prefixes of this family: {spellings}"),
-        *unreadable(weights, [name for name in table.sources if name in found]),
+        *name_faults(table, shapes, f"prefixes of this family: {spellings}"),
+        *unreadable(weights, [name for name in table.sources if name in shapes]),
     ]
     if faults:
-        listed = "".join(f"\n  {fault}" for fault in faults)
-        raise ValueError(f"the tensors of {folder.address} do not fit:{listed}")
+        lines = "".join(f"\n  {fault}" for fault in faults)
+        raise ValueError(f"the tensors of {address} do not fit:{lines}")
 
 
 def read_variables(
-    table: Table, weights: Weights, dtype: Any, shardings: Shardings | None
-) -> dict[str, Any]:
-    """Reads every variable of a table to its place, one after the other."""
-    place = _places(shardings)
+    table: Table,
+    weights: Weights,
+    dtype: DTypeLike | None,
+    shardings: Shardings | None,
+) -> Variables:
+    """Reads every variable of a table onto its devices, one after the other.
+
+    A `dtype` of None keeps what the tensors are stored in, narrowed to what JAX has.
+    """
+    sharding_of = _sharding_function(shardings)
     leaves = {}
     for path, shape in table.variables.items():
         names = [piece.source for piece in table.targets[path]]
-        wanted = _dtype(weights, names) if dtype is None else np.dtype(dtype)
+        new_dtype = _dtype(weights, names) if dtype is None else np.dtype(dtype)
 
         def part(
-            index: Index | None, path: Path = path, wanted: np.dtype = wanted
+            index: Index | None, path: Path = path, new_dtype: np.dtype = new_dtype
         ) -> np.ndarray:
-            return cast(table.read(path, weights.view, index or ()), wanted)
+            stored = table.read(path, weights.view, index or ())
+            return convert_dtype(stored, new_dtype)
 
-        sharding = place(path)
+        sharding = sharding_of(path)
         if sharding is None:
             leaves[path] = jax.device_put(part(()))
         else:
             leaves[path] = jax.make_array_from_callback(shape, sharding, part)
+        # The copy must be done before the file's pages are released.
         leaves[path].block_until_ready()
         for name in names:
             weights.release(name)
@@ -192,13 +210,13 @@ def read_variables(
 
 
 def _dtype(weights: Weights, names: Sequence[str]) -> np.dtype:
-    """The dtype that keeps the tensors exact, as far as JAX has it (no float64)."""
+    """Returns the dtype that keeps the tensors exact, or float32 for float64."""
     kinds = {weights.dtype(name) for name in names}
     kind = kinds.pop() if len(kinds) == 1 else np.dtype(np.float32)
     return np.dtype(jax.dtypes.canonicalize_dtype(kind))
 
 
-def _places(
+def _sharding_function(
     shardings: Shardings | None,
 ) -> Callable[[Path], jax.sharding.Sharding | None]:
     if shardings is None:

@@ -1,43 +1,79 @@
-"""From an address to a folder on this machine, fetched where it lies elsewhere."""
+"""Opens an address: a folder, a run, a hub id, a URL or a GGUF file.
+
+The one module that tells these apart. What it returns is a folder on this machine.
+"""
 
 import os
 from pathlib import Path
 
-from dew.converters.folder.cache import made_from
-from dew.converters.folder.fetch import HUB_ID, from_hub, from_url
+from dew.converters.folder.cache import cached_folder
+from dew.converters.folder.dequantize import dequantise_folder
+from dew.converters.folder.fetch import HUB_ID, download_hub, download_url
+from dew.converters.folder.folder import CONFIG, Folder, Unpickle, is_adapter
 from dew.converters.gguf.convert import write_model
+from dew.runs import RunFolder
+
+Address = str | os.PathLike[str] | Folder
+"""A path, hub id or URL, or a folder that is open already."""
 
 
-def local_folder(address: str | os.PathLike[str]) -> Path:
-    """Returns the folder that an address names, fetched first if it lies elsewhere.
+def open_folder(
+    address: Address, *, dequantise: bool = False, unpickle: Unpickle | None = None
+) -> Folder:
+    """Returns the folder that an address names, downloaded or converted if need be.
 
-    An address is a folder, `hf://org/name` or `org/name` with `@revision` where wanted,
-    or a URL of any file system that fsspec knows (`gs://bucket/model`). Any of them may
-    name a .gguf file instead: it stands for the folder made of it, in the cache.
+    An address is a folder, a run's folder, `hf://org/name` or `org/name` with
+    `@revision` where wanted, or a URL of any file system that fsspec supports
+    (`gs://bucket/model`). A run's folder stands for its export. A .gguf file at any of
+    these places is converted to a folder in the cache. A `Folder` is returned as it is.
+
+    Args:
+        address: the path, hub id or URL; a `~` is expanded.
+        dequantise: whether a quantised folder is replaced by its plain copy, see
+            `dew.converters.folder.dequantize`.
+        unpickle: reads pickled weights where there are no others; None refuses them.
 
     Raises:
-        ValueError: there is no such folder.
+        ValueError: the address names nothing, or a file other than a .gguf, or a run
+            without an export.
     """
-    path = _local(os.fspath(address))
+    if isinstance(address, Folder):
+        return address
+    text = os.fspath(address)
+    path = _local_path(text)
     if path.is_dir():
-        return path
-    if path.suffix != ".gguf":
+        path = _exported(path)
+    elif path.suffix == ".gguf":
+        path = cached_folder([path], "gguf", lambda folder: write_model(path, folder))
+    else:
         raise ValueError(
-            f"{os.fspath(address)} is a file; a model is the folder that holds it, or "
-            "a .gguf file"
+            f"{text} is a file; a model is the folder that holds it, or a .gguf file"
         )
-    return made_from([path], "gguf", lambda partial: write_model(path, partial))
+    path = dequantise_folder(path) if dequantise else path
+    return Folder(path=path, address=text, unpickle=unpickle)
 
 
-def _local(text: str) -> Path:
-    """The folder or file of an address, here."""
+def _local_path(text: str) -> Path:
+    """Returns the folder or file of an address on this machine."""
     path = Path(text).expanduser()
     if path.exists():
         return path.resolve() if path.is_dir() else path.absolute()
     if text.startswith("hf://"):
-        return from_hub(text.removeprefix("hf://").removeprefix("models/"), text)
+        return download_hub(text.removeprefix("hf://").removeprefix("models/"), text)
     if "://" in text:
-        return from_url(text)
+        return download_url(text)
     if HUB_ID.fullmatch(text):
-        return from_hub(text, text)
+        return download_hub(text, text)
     raise ValueError(f"there is no folder {text}")
+
+
+def _exported(path: Path) -> Path:
+    """Returns the export of a run's folder; any other folder as it is."""
+    run = RunFolder(path)
+    if not run.is_run or (path / CONFIG).exists():
+        return path
+    if not ((run.export / CONFIG).exists() or is_adapter(run.export)):
+        raise ValueError(
+            f"{path} is a run without an export; make one: dew export {path} FOLDER"
+        )
+    return run.export

@@ -15,7 +15,11 @@ from dew.converters.tied_weights import Ties
 from dew.source import Source
 from dew.typing import Variables
 
-Road = Literal["native", "lowered"]
+Road = Literal["auto", "native", "lowered"]
+"""Ways into JAX: dew's own modules, or transformers' through torch.export.
+
+"auto" is a request only: the native road where it has the architecture.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

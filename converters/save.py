@@ -20,8 +20,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from dew.converters.errors import brief
-from dew.converters.folder.atomic import staged
-from dew.converters.folder.dtypes import checked_cast
+from dew.converters.folder.atomic import write_atomically
+from dew.converters.folder.dtypes import convert_checked
 from dew.converters.folder.folder import CONFIG
 from dew.converters.folder.safetensors import Spec, write_file
 from dew.converters.folder.weights import FLOATS, INDEX, SINGLE
@@ -42,7 +42,7 @@ def export(
     dtype: Any = None,
     max_shard_size: int | str | None = None,
     overwrite: bool = False,
-    check: Callable[[Path], None] | None = None,
+    check: Callable[[Path], object] | None = None,
 ) -> Path:
     """Writes a model as a Hugging Face folder; no torch takes part.
 
@@ -77,7 +77,7 @@ def export(
                 export.values(name)
         multihost_utils.sync_global_devices("dew.export")
         return target
-    with staged(target, overwrite=overwrite) as partial:
+    with write_atomically(target, overwrite=overwrite) as partial:
         export.write_weights(partial, shards)
         export.write_side_files(partial)
         if check is not None:
@@ -173,7 +173,7 @@ class Export:
             stored = self.source.table.write(name, self._piece)
         else:
             stored = weights.view(self.source.ties.borrowed.get(name, name))
-        return checked_cast(name, stored, self.specs[name].dtype)
+        return convert_checked(name, stored, self.specs[name].dtype)
 
     def _piece(self, piece: Piece) -> np.ndarray:
         leaf = self._leaves[piece.target]
@@ -199,7 +199,7 @@ class Export:
             metadata = {**weights.metadata.get(file, {}), "format": "pt"}
             specs = [self.specs[name] for name in names]
             write_file(
-                folder / file, specs, self.values, metadata, written=self._release
+                folder / file, specs, self.values, metadata, release=self._release
             )
         if list(shards) == [SINGLE]:
             return

@@ -1,6 +1,6 @@
-"""The short way in and out: `dew.load`, `dew.save` and `dew.certify`.
+"""The public functions: load, save, certify, adapt, and continue from a run.
 
-Torch is imported only where a call needs it; `bridges` is the one place that has it.
+Torch is imported only where a call needs it; only `dew.bridges` may.
 """
 
 import importlib.util
@@ -9,23 +9,31 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypedDict, Unpack, runtime_checkable
 
 import jax
+from jax.typing import ArrayLike, DTypeLike
 from rich.console import Console
 
-from dew.converters.load import Shardings, UnknownFamilyError, load_native
+from dew.converters.load import (
+    Shardings,
+    UnknownFamilyError,
+    load_native,
+    unknown_family,
+)
 from dew.converters.lora import peft
 from dew.converters.lora.adapters import Adapted
 from dew.converters.lora.adapters import adapt as adapt
 from dew.converters.lora.config import Lora
-from dew.converters.open_folder import local_folder
+from dew.converters.open_folder import Address, open_folder
 from dew.converters.pretrained import Pretrained
+from dew.converters.pretrained import Road as Road
 from dew.converters.save import export
 from dew.converters.surgery.vocabulary import extend_vocabulary as extend_vocabulary
 from dew.converters.surgery.vocabulary import pad_vocabulary as pad_vocabulary
 from dew.converters.tied_weights import Tied
 from dew.objectives.distillation.variables import student_variables
+from dew.runs import CERTIFICATE as CERTIFICATE
 from dew.runs import RunFolder
 from dew.source import Source
 from dew.tasks.generation import TextGeneration
@@ -35,37 +43,43 @@ from dew.typing import Variables
 
 if TYPE_CHECKING:
     from dew.bridges.certificate.certify import Certificate
-
-Road = Literal["auto", "native", "lowered"]
-"""Ways into JAX."""
-
-CERTIFICATE = "certificate.json"
-"""What certifying adds to an export."""
+    from dew.bridges.teachers.batches import LiveBatches
+    from dew.data.retokenize import Positioned
 
 
 class CertificationError(RuntimeError):
-    """A folder that transformers does not read as we do; nothing of it was kept."""
+    """An export on which transformers and dew disagree; its folder was removed."""
 
 
 @runtime_checkable
 class Saveable(Protocol):
-    """A task that `pipeline()` returned, or what `load` returned."""
+    """A trained task from `pipeline()`, or a model from `load`."""
 
     @property
     def source(self) -> Source:
-        """What it was built on."""
+        """The model that training started from."""
         ...
 
     @property
     def variables(self) -> Variables | None:
-        """The variables it runs with."""
+        """The variables that the task or model applies."""
         ...
 
 
+class SaveOptions(TypedDict, total=False):
+    """Keyword arguments of `save` that `save_certified` passes on."""
+
+    variables: Variables | None
+    dtype: DTypeLike | None
+    max_shard_size: int | str | None
+    overwrite: bool
+    merge: bool
+
+
 def load(
-    address: str | os.PathLike[str],
+    address: Address,
     *,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     road: Road = "auto",
     shardings: Shardings | None = None,
     tied: Tied | None = None,
@@ -73,17 +87,40 @@ def load(
     dequantise: bool = False,
     base: Pretrained | None = None,
 ) -> Pretrained:
-    """Loads a pretrained model from a folder, a hub id, a URL or a run of ours.
+    """Loads a pretrained model from a folder, a hub id, a URL or a run's folder.
 
-    Of a run its export is loaded. An adapter's folder is loaded over `base`, or over
-    the model that it names, and gives an `Adapted`. An architecture that the native
-    road does not have takes the lowered one, which stderr is told. See
-    `dew.converters.load.load_native` for what the other arguments mean.
+    An architecture that the native road lacks is loaded by the lowered one, with a line
+    on stderr. An adapter's folder gives an `Adapted`: the adapter over its base model.
+
+        >>> source = dew.load(FOLDER)
+        >>> source.config["model_type"], source.road
+        ('llama', 'native')
+        >>> source.logits(np.array([[1, 2, 3]])).shape
+        (1, 3, 97)
+
+    Args:
+        address: a folder, a hub id, a URL, a .gguf file, or a run's folder, which
+            stands for its export; see `dew.converters.open_folder.open_folder`.
+        dtype: dtype of the parameters; None keeps the stored one.
+        road: "native" for dew's own modules, "lowered" for transformers' module through
+            torch.export, "auto" for the native road where it has the architecture.
+        shardings: sharding of each variable; None is the default device.
+        tied: on the native road, whether config or file counts where they disagree
+            about a tied head, see `dew.converters.tied_weights`.
+        ignore_fields: on the native road, unknown fields of config.json to ignore.
+        dequantise: whether a quantised folder is read through its plain copy.
+        base: the model an adapter is loaded over; None loads the one its config names.
+
+    Raises:
+        ValueError: the address names nothing, or fields or tensors of the folder are
+            not accounted for; the message lists all of them.
+        UnknownFamilyError: the architecture takes a road that was not asked for or is
+            not installed.
     """
-    adapter = _adapter_at(address)
-    if adapter is not None:
+    folder = open_folder(address, dequantise=dequantise, unpickle=_unpickle)
+    if folder.is_adapter:
         base = base or load(
-            peft.base_address(adapter),
+            peft.base_address(folder),
             dtype=dtype,
             road=road,
             shardings=shardings,
@@ -91,54 +128,40 @@ def load(
             ignore_fields=ignore_fields,
             dequantise=dequantise,
         )
-        return peft.load_adapter(adapter, os.fspath(address), base, dtype=dtype)
+        return peft.load_adapter(folder, base, dtype=dtype)
     if base is not None:
-        raise ValueError(f"base= goes with an adapter's folder, and {address} is none")
-    if road == "lowered":
-        return _lowered(
-            address, dtype=dtype, shardings=shardings, dequantise=dequantise
+        raise ValueError(
+            f"base= goes with an adapter's folder, and {folder.address} is none"
         )
-    try:
+    unknown = unknown_family(folder.config, folder.address)
+    if road == "native" or (road == "auto" and unknown is None):
         return load_native(
-            address,
+            folder,
             dtype=dtype,
             shardings=shardings,
             tied=tied,
             ignore_fields=ignore_fields,
-            dequantise=dequantise,
-            unpickle=_unpickled,
         )
-    except UnknownFamilyError as unknown:
-        if road == "native":
-            raise
-        if not has_torch():
-            raise UnknownFamilyError(
-                str(unknown),
-                f"; the lowered road has what transformers has: {INSTALL}",
-            ) from unknown
-        console = Console(stderr=True, quiet=jax.process_index() > 0)
-        console.print(f"{unknown.fault}: it takes the lowered one", markup=False)
-        return _lowered(
-            address, dtype=dtype, shardings=shardings, dequantise=dequantise
+    if road == "auto" and unknown is not None:
+        _announce_lowered(unknown)
+    bridge = _bridge("loading.load")
+    return bridge.load_lowered(folder, dtype=dtype, shardings=shardings)
+
+
+def _announce_lowered(unknown: UnknownFamilyError) -> None:
+    """Prints on stderr why the lowered road is taken; raises where torch is missing."""
+    if not has_torch():
+        raise UnknownFamilyError(
+            str(unknown), f"; the lowered road has what transformers has: {INSTALL}"
         )
+    console = Console(stderr=True, quiet=jax.process_index() > 0)
+    console.print(f"{unknown.fault}: it takes the lowered one", markup=False)
 
 
-def _lowered(address: str | os.PathLike[str], **options: Any) -> Pretrained:
-    return _bridge("loading.load").load_lowered(address, **options)
-
-
-def _unpickled(folder: Path) -> Path:
-    """Turns a folder's pickles into safetensors; asked only where it has no others."""
-    what = f"{folder} has its weights as pytorch_model.bin, a pickle; reading it"
-    return _bridge("loading.pickles", what).unpickle(folder)
-
-
-def _adapter_at(address: str | os.PathLike[str]) -> Path | None:
-    """The adapter's folder that an address names, None where it names a model."""
-    folder = local_folder(address)
-    if is_run(folder):
-        folder = RunFolder(folder).export
-    return folder if peft.is_adapter(folder) else None
+def _unpickle(folder: Path) -> Path:
+    """Returns a folder of safetensors converted from a folder's pickles."""
+    purpose = f"{folder} has its weights as pytorch_model.bin, a pickle; reading it"
+    return _bridge("loading.pickles", purpose).unpickle(folder)
 
 
 def save(
@@ -146,18 +169,31 @@ def save(
     folder: str | os.PathLike[str],
     variables: Variables | None = None,
     *,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     max_shard_size: int | str | None = None,
     overwrite: bool = False,
-    check: Callable[[Path], None] | None = None,
+    check: Callable[[Path], object] | None = None,
     merge: bool = False,
 ) -> Path:
     """Writes a task or a loaded model as a folder that transformers loads.
 
-    Config, tokenizer and side files are those of the folder it was loaded from. Of a
+    Config, tokenizer and side files are copied from the folder it was loaded from. Of a
     model with an adapter the adapter alone is written, as PEFT's folder, unless `merge`
-    asks for the whole. See `dew.converters.save.export` for what the other
-    arguments mean.
+    is true.
+
+        >>> out = dew.save(dew.load(FOLDER), "copy")
+        >>> sorted(file.name for file in out.iterdir())
+        ['config.json', 'model.safetensors', 'tokenizer.json']
+
+    Args:
+        task: a task from `pipeline()`, or a model from `load`.
+        folder: the folder to write; it appears when it is complete.
+        variables: variables to write in place of the task's own.
+        dtype: dtype of all parameters; None keeps the stored ones.
+        max_shard_size: bytes of a weight file, or "5GB"; None keeps the source's files.
+        overwrite: whether an existing folder is replaced.
+        check: called with the finished folder before it gets its name; may raise.
+        merge: whether an adapter is merged into the weights, and all of them written.
 
     Raises:
         TypeError: the model came from no folder, so there is no config to write.
@@ -171,76 +207,96 @@ def save(
             "layout an export could keep"
         )
     current = task.variables if variables is None else variables
-    options: dict[str, Any] = {"overwrite": overwrite, "check": check}
     if isinstance(source, Adapted) and not merge:
         if dtype is not None or max_shard_size is not None:
             raise ValueError(
                 f"an adapter is one file in the dtypes it was trained in; dtype={dtype}"
                 f" and max_shard_size={max_shard_size} go with merge=True"
             )
-        return peft.save_adapter(source, folder, current or {}, **options)
+        return peft.save_adapter(
+            source, folder, current or {}, overwrite=overwrite, check=check
+        )
     if merge and not isinstance(source, Adapted):
         raise ValueError(f"{source.address} has no adapter to merge")
     source, current = source.plain(current or {})
     return export(
-        source, folder, current, dtype=dtype, max_shard_size=max_shard_size, **options
+        source,
+        folder,
+        current,
+        dtype=dtype,
+        max_shard_size=max_shard_size,
+        overwrite=overwrite,
+        check=check,
     )
 
 
 def trained(run: str | os.PathLike[str], *, ema: bool = True) -> TextGeneration:
-    """Returns what a run has learned so far, from its newest checkpoint.
+    """Returns a text generator with the variables of a run's newest checkpoint.
+
+    Args:
+        run: the run's folder.
+        ema: whether averaged variables are taken where the run keeps them.
 
     Raises:
         ValueError: the folder holds no run, or no checkpoint yet.
     """
     folder = RunFolder(Path(run))
-    config = folder.read()["config"]
-    source = load(config["student"] if "student" in config else config["model"])
-    if config.get("pad_vocab", 1) != 1:
-        source = pad_vocabulary(source, config["pad_vocab"])
-    if config.get("lora"):
-        source = adapt(source, Lora(**config["lora"]), key=jax.random.key(0))
-    saved = Checkpoints(folder.checkpoints)
+    model = folder.model()
+    source = load(model.address)
+    if model.pad_vocab != 1:
+        source = pad_vocabulary(source, model.pad_vocab)
+    if model.lora is not None:
+        source = adapt(source, Lora(**model.lora), key=jax.random.key(0))
+    checkpoints = Checkpoints(folder.checkpoints)
     try:
-        learned = student_variables(saved.variables(ema=ema))
-        moved = flatten(thaw(learned))
+        variables = student_variables(checkpoints.variables(ema=ema))
+        # Copied out of the checkpoint before it is closed.
+        leaves = flatten(thaw(variables))
     finally:
-        saved.close()
-    return TextGeneration(source, unflatten(flatten(source.variables) | moved))
+        checkpoints.close()
+    return TextGeneration(source, unflatten(flatten(source.variables) | leaves))
 
 
 def live_batches(
-    address: str,
-    data: Any,
+    address: Address,
+    data: "Positioned",
     *,
     top_k: int,
     temperature: float,
     layers: tuple[int, ...] = (),
-) -> Any:
-    """Lets a torch teacher read a stream of batches beside the step.
+) -> "LiveBatches":
+    """Returns batches with a torch teacher's scores, computed beside the training step.
 
-    See `dew.bridges.teachers.batches.LiveBatches`.
+    See `dew.bridges.teachers.batches.live_batches`.
     """
     live = _bridge("teachers.batches").live_batches
     return live(address, data, top_k=top_k, temperature=temperature, layers=layers)
 
 
 def is_run(address: str | os.PathLike[str]) -> bool:
-    """Whether an address is the folder of a run of ours."""
-    return RunFolder(Path(address)).record.is_file()
+    """Whether an address is the folder of a run of dew."""
+    return RunFolder(Path(address)).is_run
 
 
 def certify(
     folder: str | os.PathLike[str],
     *,
     prompts: Sequence[str] = (),
-    example_inputs: Mapping[str, Any] | None = None,
+    example_inputs: Mapping[str, ArrayLike] | None = None,
 ) -> "Certificate":
-    """Reloads a folder in transformers and compares it with our own forward.
+    """Reloads a folder in transformers and compares its logits with dew's.
 
-    Both compute in float32. What is found is in the certificate, passed or not. A model
-    that reads other things than text is compared on `example_inputs`, by default a
-    small random batch.
+    Both compute in float32. The certificate has the differences, passed or not.
+
+        >>> certificate = dew.certify(FOLDER)
+        >>> certificate.passed, certificate.missing
+        (True, [])
+
+    Args:
+        folder: a model's or an adapter's folder.
+        prompts: texts that both continue greedily.
+        example_inputs: inputs by torch's names, for a model that reads other things
+            than text; it is then loaded by the lowered road.
 
     Raises:
         ImportError: torch or transformers is not installed.
@@ -248,10 +304,11 @@ def certify(
     """
     certificate = _bridge("certificate.certify")
     if example_inputs is None:
-        ours = load(folder, dtype="float32")
+        source = load(folder, dtype="float32")
     else:
-        ours = _lowered(folder, dtype="float32", example_inputs=example_inputs)
-    return certificate.certify(ours, ours.folder.path, prompts=prompts)
+        lowered = _bridge("loading.load").load_lowered
+        source = lowered(folder, dtype="float32", example_inputs=example_inputs)
+    return certificate.certify(source, source.folder.path, prompts=prompts)
 
 
 def save_certified(
@@ -259,24 +316,31 @@ def save_certified(
     folder: str | os.PathLike[str],
     *,
     prompts: Sequence[str] = (),
-    example_inputs: Mapping[str, Any] | None = None,
-    run: Mapping[str, Any] | None = None,
+    example_inputs: Mapping[str, ArrayLike] | None = None,
+    run: Mapping[str, object] | None = None,
     console: Console,
-    **options: Any,
+    **options: Unpack[SaveOptions],
 ) -> "Certificate | None":
-    """Saves a task, and certifies the folder before it takes its name.
+    """Saves a task, and certifies the folder before it gets its name.
 
-    The certificate goes into the folder as `certificate.json`, with what the caller
-    has to say of the `run` beside it; see `certify` for what is compared. `options`
-    are those of `save`. Without torch there is no certificate, which the console is
-    told.
+    The certificate is written into the folder as `certificate.json`. Without torch the
+    folder is written without one, None is returned and the console has a message.
+
+    Args:
+        task: see `save`.
+        folder: see `save`.
+        prompts: see `certify`.
+        example_inputs: see `certify`.
+        run: figures of the training run, written into certificate.json.
+        console: receives progress and messages.
+        **options: further arguments of `save`.
 
     Raises:
         CertificationError: the check failed; no folder is left.
     """
     is_adapter = isinstance(task.source, Adapted) and not options.get("merge")
-    needed = ("torch", "transformers", *(("peft",) if is_adapter else ()))
-    lacking = [name for name in needed if not importlib.util.find_spec(name)]
+    packages = ("torch", "transformers", *(("peft",) if is_adapter else ()))
+    lacking = [name for name in packages if not importlib.util.find_spec(name)]
     if lacking:
         save(task, folder, **options)
         console.print(
@@ -284,7 +348,7 @@ def save_certified(
             "pip install 'dew-bridge[torch,peft]' brings them"
         )
         return None
-    found: list[Certificate] = []
+    certificates: list[Certificate] = []
 
     def check(partial: Path) -> None:
         with console.status("reloading the export in transformers"):
@@ -295,26 +359,27 @@ def save_certified(
             raise CertificationError(
                 f"{folder} was not written: " + "; ".join(certificate.faults)
             )
-        whole = certificate.json() | ({} if run is None else {"run": dict(run)})
-        text = json.dumps(whole, indent=2, ensure_ascii=False)
+        record = certificate.json() | ({} if run is None else {"run": dict(run)})
+        text = json.dumps(record, indent=2, ensure_ascii=False)
         (partial / CERTIFICATE).write_text(text + "\n", encoding="utf-8")
-        found.append(certificate)
+        certificates.append(certificate)
 
     save(task, folder, check=check, **options)
     # Of several processes the first alone writes, and checks what it wrote.
-    return found[0] if found else None
+    return certificates[0] if certificates else None
 
 
 INSTALL = "pip install 'dew-bridge[torch]' brings them"
+"""Advice in messages about missing packages."""
 
 
 def has_torch() -> bool:
-    """Whether what the extra `torch` brings is installed."""
+    """Whether the packages of the extra `torch` are installed."""
     return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
 
 
-def _bridge(module: str, what: str = "this") -> ModuleType:
-    """Imports a module of `bridges`, which needs torch."""
+def _bridge(module: str, purpose: str = "this") -> ModuleType:
+    """Imports a module of `dew.bridges`; raises ImportError where torch is missing."""
     if not has_torch():
-        raise ImportError(f"{what} needs torch and transformers: {INSTALL}")
+        raise ImportError(f"{purpose} needs torch and transformers: {INSTALL}")
     return importlib.import_module(f"dew.bridges.{module}")

@@ -3,30 +3,51 @@
 import importlib.metadata
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
 
+CERTIFICATE = "certificate.json"
+"""File of an export with its certificate; see `dew.save_certified`."""
+
 VERSIONS = ("dew-bridge", "jax", "flax", "optax", "orbax-checkpoint", "grain")
+"""Packages whose versions are recorded in run.json."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedModel:
+    """The model that a run trains, as `run.json` records it under `model`."""
+
+    address: str
+    """Address of the model that training starts from."""
+    pad_vocab: int = 1
+    """Multiple that the rows of its vocabulary are padded to."""
+    lora: Mapping[str, Any] | None = None
+    """Fields of the `dew.Lora` that is trained; None where all weights are."""
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The paths of one run, and what it was started with."""
+    """Paths of one run, and the settings it was started with."""
 
     path: Path
 
     @property
+    def is_run(self) -> bool:
+        """Whether the folder holds a run of dew."""
+        return self.record.is_file()
+
+    @property
     def checkpoints(self) -> Path:
-        """Where orbax keeps states."""
+        """Folder of the checkpoints that orbax writes."""
         return self.path / "checkpoints"
 
     @property
     def logs(self) -> Path:
-        """Where trackers write."""
+        """Folder that trackers write to."""
         return self.path / "logs"
 
     @property
@@ -36,27 +57,42 @@ class RunFolder:
 
     @property
     def record(self) -> Path:
-        """The run's own description."""
+        """The run's settings, sources and versions: run.json."""
         return self.path / "run.json"
 
     def begin(
-        self, config: Mapping[str, Any], sources: Mapping[str, str], *, resume: bool
+        self,
+        config: Mapping[str, Any],
+        sources: Mapping[str, str],
+        *,
+        model: TrainedModel,
+        resume: bool,
     ) -> None:
-        """Writes `run.json`, or checks that a resumed run is the one it describes.
+        """Writes `run.json`, or checks that a resumed run has the same settings.
 
-        `sources` are content hashes by address. Of several processes the first writes,
-        and the others wait for it.
+        Of several processes the first writes, and the others wait for it.
+
+        Args:
+            config: settings of the run by name, as JSON values.
+            sources: content hashes of the weights that the run depends on, by address.
+            model: the model that the run trains.
+            resume: whether the folder's run is continued.
 
         Raises:
-            ValueError: the folder holds a run already, or another than is resumed.
+            ValueError: the folder holds a run and `resume` is false, or holds a run of
+                other settings, or other files.
         """
         if jax.process_index() == 0:
-            self._write(config, sources, resume)
+            self._write(config, sources, model, resume)
         if jax.process_count() > 1:
             multihost_utils.sync_global_devices("dew.run")
 
     def _write(
-        self, config: Mapping[str, Any], sources: Mapping[str, str], resume: bool
+        self,
+        config: Mapping[str, Any],
+        sources: Mapping[str, str],
+        model: TrainedModel,
+        resume: bool,
     ) -> None:
         if self.record.exists():
             if not resume:
@@ -73,13 +109,14 @@ class RunFolder:
             "config": dict(config),
             "sources": dict(sources),
             "versions": versions,
+            "model": asdict(model),
         }
         partial = self.record.with_suffix(".partial")
         partial.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         partial.replace(self.record)
 
     def read(self) -> dict[str, Any]:
-        """Returns what `begin` wrote.
+        """Returns the fields of `run.json`.
 
         Raises:
             ValueError: there is no run in this folder.
@@ -88,10 +125,27 @@ class RunFolder:
             raise ValueError(f"{self.path} holds no run.json, so it is no run of ours")
         return json.loads(self.record.read_text(encoding="utf-8"))
 
+    def model(self) -> TrainedModel:
+        """Returns the model that the run trains.
+
+        Raises:
+            ValueError: there is no run in this folder.
+        """
+        record = self.read()
+        if "model" in record:
+            return TrainedModel(**record["model"])
+        # Runs made before the record had a model: it is in the command's own settings.
+        config = record["config"]
+        return TrainedModel(
+            address=config["student"] if "student" in config else config["model"],
+            pad_vocab=config.get("pad_vocab", 1),
+            lora=config.get("lora"),
+        )
+
     def _check_same(
         self, config: Mapping[str, Any], sources: Mapping[str, str]
     ) -> None:
-        """Refuses to resume with other settings; `FREE` ones may change."""
+        """Raises if settings outside `FREE` differ from the recorded ones."""
         before = self.read()
         flags = {f"--{name.replace('_', '-')}" for name in FREE}
         then = _flat(before["config"], before["sources"])
@@ -106,7 +160,7 @@ class RunFolder:
 
 
 def _flat(config: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str, Any]:
-    """Settings by their flags, and weights by their address."""
+    """Returns settings by their flags, and hashes of weights by their address."""
     flags = {f"--{name.replace('_', '-')}": value for name, value in config.items()}
     return flags | {f"weights of {name}": value for name, value in sources.items()}
 

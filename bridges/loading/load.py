@@ -1,6 +1,5 @@
 """From a folder to a lowered model: config and weights, with no copy held by torch."""
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,18 +26,17 @@ from dew.bridges.names import (
     untrained_names,
 )
 from dew.converters.errors import brief
-from dew.converters.folder.dequantize import dequantised
-from dew.converters.folder.folder import Folder, read_folder
+from dew.converters.folder.folder import Folder
 from dew.converters.folder.weights import FLOATS, Weights
 from dew.converters.load import Shardings, read_variables
 from dew.converters.mapping.table import Piece, Table, join_tables, plain_table
-from dew.converters.open_folder import local_folder
+from dew.converters.open_folder import Address, open_folder
 from dew.converters.pretrained import Pretrained
 from dew.typing import Path
 
 
 def load_lowered(
-    address: str | os.PathLike[str],
+    address: Address,
     *,
     dtype: Any = None,
     shardings: Shardings | None = None,
@@ -58,9 +56,7 @@ def load_lowered(
             tensors are not those of the module; all of them are named.
         LoweringError: the module does not lower, or not to torch's answers.
     """
-    path = local_folder(address)
-    path = dequantised(path) if dequantise else path
-    folder = read_folder(path, os.fspath(address), unpickle)
+    folder = open_folder(address, dequantise=dequantise, unpickle=unpickle)
     kind, config = _architecture(folder)
     wanted = _stored_dtype(folder.weights) if dtype is None else np.dtype(dtype)
     module = meta_module(kind, config, torch_dtype(wanted), folder.weights.entries)

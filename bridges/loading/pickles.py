@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from dew.bridges.dtypes import jax_stored
-from dew.converters.folder.cache import made_from
+from dew.converters.folder.cache import cached_folder
 from dew.converters.folder.folder import BIN, BIN_INDEX, bin_files
 from dew.converters.folder.safetensors import NAMES, Spec, write_file
 from dew.converters.folder.weights import INDEX, SINGLE, weight_map
@@ -49,7 +49,7 @@ def unpickle(folder: Path) -> Path:
             (partial / INDEX).write_text(text + "\n", encoding="utf-8")
 
     named = [*files, *folder.glob(BIN_INDEX)]
-    return made_from(named, "unpickled", make)
+    return cached_folder(named, "unpickled", make)
 
 
 def _safetensors_name(name: str) -> str:
@@ -66,7 +66,7 @@ def _write(file: Path, target: Path) -> None:
         opened.specs(),
         opened.values,
         metadata={"format": "pt"},
-        written=lambda name: None,
+        release=lambda name: None,
     )
 
 

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from dew.bridges.teachers.live import LiveTeacher, Scoring
-from dew.converters.open_folder import local_folder
+from dew.converters.open_folder import Address, open_folder
 from dew.data.retokenize import Positioned
 from dew.objectives.distillation.teachers import PrecomputedTeacher
 from dew.typing import Batch
@@ -63,7 +63,7 @@ class LiveBatches(Iterator[Batch]):
 
 
 def live_batches(
-    address: str,
+    address: Address,
     data: Positioned,
     *,
     top_k: int,
@@ -72,7 +72,7 @@ def live_batches(
 ) -> LiveBatches:
     """Loads a teacher in transformers and lets it read a stream of packed batches."""
     module = transformers.AutoModelForCausalLM.from_pretrained(
-        local_folder(address), dtype=torch.float32, attn_implementation="eager"
+        open_folder(address).path, dtype=torch.float32, attn_implementation="eager"
     ).eval()
     # With a cache transformers no longer tells packed documents apart by positions.
     module.config.use_cache = False

@@ -3,7 +3,7 @@
 from etils import epy
 
 with epy.lazy_api_imports(globals()):
-    from dew.converters.folder.folder import Folder, read_folder
+    from dew.converters.folder.folder import Folder
     from dew.converters.folder.safetensors import Header, read_header, write_file
     from dew.converters.folder.weights import Weights, read_weights
 
@@ -11,7 +11,6 @@ __all__ = [
     "Folder",
     "Header",
     "Weights",
-    "read_folder",
     "read_header",
     "read_weights",
     "write_file",

@@ -1,4 +1,4 @@
-"""Folders that appear complete or not at all."""
+"""Folders that appear under their name complete, or not at all."""
 
 import os
 import secrets
@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dew.converters.folder.folder import CERTIFICATE, CONFIG
+from dew.converters.folder.folder import CONFIG
+from dew.runs import CERTIFICATE
 
 
 @contextmanager
-def staged(folder: Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """Gives a hidden sibling to write into, which takes `folder`'s name at the end.
+def write_atomically(folder: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """Yields a hidden sibling folder to write into, renamed to `folder` at the end.
 
-    If anything fails on the way the sibling is removed and `folder` is as it was.
+    If the body raises, the sibling is removed and `folder` is as it was.
 
     Raises:
         ValueError: `folder` exists, is neither empty nor an earlier certified export,
@@ -52,10 +53,10 @@ def _refuse_taken(folder: Path, overwrite: bool) -> None:
         )
     if overwrite or not folder.exists():
         return
-    held = sorted(os.listdir(folder))
-    is_export = CERTIFICATE in held and CONFIG in held
-    if held and not is_export:
+    names = sorted(os.listdir(folder))
+    is_export = CERTIFICATE in names and CONFIG in names
+    if names and not is_export:
         raise ValueError(
-            f"{folder} exists and is no earlier certified export: it holds "
-            f"{', '.join(held[:5])}. Choose another folder, or pass overwrite=True"
+            f"{folder} exists and is not an earlier certified export: it holds "
+            f"{', '.join(names[:5])}. Choose another folder, or pass overwrite=True"
         )

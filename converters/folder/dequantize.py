@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from dew.converters.folder.cache import made_from
-from dew.converters.folder.dtypes import cast
+from dew.converters.folder.cache import cached_folder
+from dew.converters.folder.dtypes import convert_dtype
 from dew.converters.folder.folder import CONFIG, side_files
 from dew.converters.folder.safetensors import DTYPES, Spec, write_file
 from dew.converters.folder.weights import INDEX, Weights, read_weights
@@ -30,7 +30,7 @@ _ACTIVATIONS = ("input_scale", "output_scale", "activation_scale", "k_scale", "v
 """Ends of names of scales that say nothing of weights."""
 
 
-def dequantised(folder: Path) -> Path:
+def dequantise_folder(folder: Path) -> Path:
     """Returns the folder with plain weights, from the cache; itself where it has them.
 
     Raises:
@@ -61,7 +61,7 @@ def dequantised(folder: Path) -> Path:
         (partial / CONFIG).write_text(text, encoding="utf-8")
 
     files = [folder / name for name in weights.files]
-    return made_from([file, *files], "dequantised", make)
+    return cached_folder([file, *files], "dequantised", make)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,7 @@ def _reader(
     def read() -> np.ndarray:
         wide = widen(weights.view(name), weights.view(scale))
         weights.release(name)
-        return cast(wide, dtype)
+        return convert_dtype(wide, dtype)
 
     return read
 
@@ -168,7 +168,7 @@ def _write(folder: Path, weights: Weights, plan: Mapping[str, _Plain]) -> None:
             specs,
             lambda name: plan[name].values(),
             metadata={"format": "pt"},
-            written=lambda name: None,
+            release=lambda name: None,
         )
     if weights.index is not None:
         placed = {name: plain.file for name, plain in plan.items()}

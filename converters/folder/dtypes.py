@@ -1,4 +1,4 @@
-"""From one dtype to another: into memory that JAX takes as it is, and back checked."""
+"""Dtype conversion: into memory that JAX uses in place, and back without overflow."""
 
 import math
 
@@ -7,13 +7,13 @@ import numpy as np
 from dew.converters.folder.safetensors import ALIGNMENT
 
 _RUN = 1 << 18
-"""Elements cast at a time in a checked cast: what is looked at again is in cache."""
+"""Elements converted at a time, few enough to be in cache for the check."""
 
 
-def cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Returns the array in `dtype`, rounded to the nearest; itself where it has it.
+def convert_dtype(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Returns the array in `dtype`, rounded to nearest; itself where it has it.
 
-    What is new stands on 64 bytes, where XLA's CPU takes it without another copy.
+    New arrays are aligned to 64 bytes, where XLA's CPU uses them without another copy.
     """
     if array.dtype == dtype:
         return array
@@ -22,11 +22,16 @@ def cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return new
 
 
-def checked_cast(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Casts likewise, and lets no finite number become infinite.
+def convert_checked(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Returns the array in `dtype`, rounded to nearest, if every number fits.
+
+    Args:
+        name: the tensor's name, for the message.
+        array: the numbers to convert.
+        dtype: the new dtype.
 
     Raises:
-        ValueError: one would.
+        ValueError: a finite number would become infinite.
     """
     if array.dtype == dtype:
         return array

@@ -37,7 +37,7 @@ _HUB_FILES = (
 _PICKLES = ("pytorch_model*.bin",)
 
 
-def from_hub(name: str, address: str) -> Path:
+def download_hub(name: str, address: str) -> Path:
     """Downloads a repository's config, tokenizer and weights, or one .gguf file.
 
     `name` is `org/name`, `org/name@revision` or `org/name/file.gguf`; `address` is what
@@ -77,7 +77,7 @@ def from_hub(name: str, address: str) -> Path:
         ) from error
 
 
-def from_url(address: str) -> Path:
+def download_url(address: str) -> Path:
     """Copies a remote folder, or one file, into the cache; what is there stays."""
     try:
         files, root = fsspec.core.url_to_fs(address)

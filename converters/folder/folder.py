@@ -1,20 +1,23 @@
-"""A Hugging Face folder as a value: config, tokenizer, side files and weights."""
+"""An opened Hugging Face folder: config, tokenizer, side files and weights."""
 
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from dew.converters.folder.safetensors import read_header
 from dew.converters.folder.weights import Weights, read_weights, weight_map
+from dew.runs import CERTIFICATE
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
-CERTIFICATE = "certificate.json"
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 BIN = "pytorch_model.bin"
 BIN_INDEX = "pytorch_model.bin.index.json"
 
@@ -33,36 +36,94 @@ _WEIGHT_SUFFIXES = (
 )
 
 
+Unpickle = Callable[[Path], Path]
+"""Writes the tensors of a folder's pickles as safetensors, and returns their folder.
+
+Reading pickles takes torch, so the function comes from `dew.bridges`.
+"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Folder:
-    """What one folder holds. Weights are headers until a tensor is looked at.
+    """An opened Hugging Face folder: config, tokenizer, side files and weights.
 
-    `address` is what the user called it, a hub id say; `path` is where it lies here.
+    `dew.converters.open_folder.open_folder` makes one from any address. Each file is
+    read when its property is first used; of weights the headers alone, until a tensor
+    is viewed.
     """
 
     path: Path
+    """The folder on this machine."""
     address: str
-    config: Mapping[str, Any]
-    weights: Weights
+    """The address as the user wrote it: a path, a hub id or a URL."""
+    unpickle: Unpickle | None = field(default=None, repr=False, compare=False)
+    """Reads pickled weights where there are no others; None refuses them."""
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether the folder holds a PEFT adapter and no model."""
+        return is_adapter(self.path)
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """The fields of config.json.
+
+        Raises:
+            ValueError: there is no config.json, so this is not a model's folder.
+        """
+        if not (self.path / CONFIG).exists():
+            names = sorted(file.name for file in self.path.iterdir())[:8]
+            gguf = [name for name in names if name.endswith(".gguf")]
+            advice = (
+                f". Name a GGUF file itself: {self.address}/{gguf[0]}" if gguf else ""
+            )
+            raise ValueError(
+                f"{self.address} is not a Hugging Face folder: it has no {CONFIG}; it "
+                f"holds {', '.join(names) or 'nothing'}{advice}"
+            )
+        return read_json(self.path / CONFIG)
+
+    @cached_property
+    def weights(self) -> Weights:
+        """The stored tensors by name; an adapter's, where the folder holds one.
+
+        Raises:
+            ValueError: the weights are quantised, missing or in a form that this
+                package does not read; the message names them and the remedy.
+        """
+        if self.is_adapter:
+            return _adapter_weights(self.path)
+        _refuse_quantised(self.config, self.address)
+        weights = read_weights(self.path)
+        if weights is None and self.unpickle is not None and bin_files(self.path):
+            weights = read_weights(self.unpickle(self.path))
+        if weights is None:
+            raise ValueError(
+                f"{self.address} has no weights that can be read: {_others(self.path)}"
+            )
+        return weights
 
     @cached_property
     def generation_config(self) -> Mapping[str, Any]:
-        """generation_config.json, empty where there is none."""
-        return _json_of(self.path / GENERATION)
+        """The fields of generation_config.json; empty where the file is absent."""
+        return read_json(self.path / GENERATION)
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer of tokenizer.json, None where there is none."""
+        """The tokenizer of tokenizer.json; None where the file is absent."""
         file = self.path / "tokenizer.json"
         return Tokenizer.from_file(str(file)) if file.exists() else None
 
     @cached_property
     def chat_template(self) -> str | None:
-        """The Jinja text, from its own file or from inside tokenizer_config.json."""
+        """The chat template's Jinja text; None where there is none.
+
+        From chat_template.jinja, else from tokenizer_config.json.
+        """
         file = self.path / "chat_template.jinja"
         if file.exists():
             return file.read_text(encoding="utf-8")
-        template = _json_of(self.path / "tokenizer_config.json").get("chat_template")
+        template = read_json(self.path / "tokenizer_config.json").get("chat_template")
         if type(template) is not list:
             return template
         named = {entry["name"]: entry["template"] for entry in template}
@@ -70,7 +131,7 @@ class Folder:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """The token ids that end a text, as generation_config says, else the config."""
+        """Ids of the end-of-text tokens, of generation_config.json or config.json."""
         ids = self.generation_config.get(
             "eos_token_id", self.config.get("eos_token_id")
         )
@@ -80,21 +141,21 @@ class Folder:
 
     @property
     def side_files(self) -> list[str]:
-        """Every file that is neither weights nor a certificate, by relative path."""
+        """Relative paths of all files other than weights and the certificate."""
         return side_files(self.path)
 
 
 def side_files(path: Path) -> list[str]:
-    """Every file of a folder that is neither weights nor a certificate.
+    """Relative paths of a folder's files other than weights and the certificate.
 
-    Hidden files and folders do not count; they are caches, mostly.
+    Hidden files and folders are left out; most are caches.
     """
-    found = []
+    files = []
     for base, folders, names in os.walk(path):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         inside = Path(base).relative_to(path)
-        found += [str(inside / name) for name in sorted(names) if _is_side(name)]
-    return found
+        files += [str(inside / name) for name in sorted(names) if _is_side(name)]
+    return files
 
 
 def _is_side(name: str) -> bool:
@@ -103,43 +164,32 @@ def _is_side(name: str) -> bool:
     )
 
 
-Unpickle = Callable[[Path], Path]
-"""Gives a folder with the tensors of another one's pickles; see `dew.bridges`."""
+def is_adapter(path: Path) -> bool:
+    """Whether a folder holds a PEFT adapter and no model."""
+    return (path / ADAPTER_CONFIG).is_file() and not (path / CONFIG).exists()
 
 
-def read_folder(path: Path, address: str, unpickle: Unpickle | None = None) -> Folder:
-    """Reads a folder's config and the headers of its weights.
-
-    `unpickle` is asked where the only weights are pickles, which take torch to read.
-
-    Raises:
-        ValueError: it is no Hugging Face folder, or its weights are in a form that this
-            package does not read; the message says what is there and what to do.
-    """
-    path = _export_of_run(path)
-    if not (path / CONFIG).exists():
-        held = sorted(file.name for file in path.iterdir())[:8]
-        gguf = [name for name in held if name.endswith(".gguf")]
-        advice = f". Name a GGUF file itself: {address}/{gguf[0]}" if gguf else ""
+def _adapter_weights(path: Path) -> Weights:
+    file = path / ADAPTER_WEIGHTS
+    if not file.exists():
+        names = ", ".join(sorted(file.name for file in path.iterdir()))
         raise ValueError(
-            f"{address} is no Hugging Face folder: it has no {CONFIG}; it holds "
-            f"{', '.join(held) or 'nothing'}{advice}"
+            f"{path} has no {ADAPTER_WEIGHTS}; it holds {names}. Load a pickled "
+            "adapter in PEFT and save it anew, which writes safetensors"
         )
-    config = _json_of(path / CONFIG)
-    _refuse_quantised(config, address)
-    weights = read_weights(path)
-    if weights is None and unpickle is not None and bin_files(path):
-        weights = read_weights(unpickle(path))
-    if weights is None:
-        raise ValueError(f"{address} has no weights that can be read: {_other(path)}")
-    return Folder(path=path, address=address, config=config, weights=weights)
+    header = read_header(file)
+    return Weights(
+        entries={entry.name: entry for entry in header.entries},
+        metadata={ADAPTER_WEIGHTS: header.metadata},
+        faults=header.faults,
+    )
 
 
 def bin_files(path: Path) -> list[Path]:
-    """The pickled weight files that count in a folder; the index names its shards.
+    """Returns the pickled weight files of a folder; with an index, those it names.
 
     Raises:
-        ValueError: there are two sets of them.
+        ValueError: the folder holds two sets of them.
     """
     index = path / BIN_INDEX
     if not index.exists():
@@ -153,7 +203,7 @@ def bin_files(path: Path) -> list[Path]:
     return sorted({path / name for name in placed.values()})
 
 
-def _other(path: Path) -> str:
+def _others(path: Path) -> str:
     if bin_files(path):
         return (
             f"only {BIN}, a pickle, which takes torch to read: dew.load turns it into "
@@ -162,30 +212,24 @@ def _other(path: Path) -> str:
     return "no model.safetensors and no model.safetensors.index.json"
 
 
-def _export_of_run(path: Path) -> Path:
-    """A run of ours stands for the model it exported."""
-    if not (path / "run.json").exists() or (path / CONFIG).exists():
-        return path
-    if not (path / "export" / CONFIG).exists():
-        raise ValueError(
-            f"{path} is a run without an export; make one: dew export {path} FOLDER"
-        )
-    return path / "export"
-
-
 def _refuse_quantised(config: Mapping[str, Any], address: str) -> None:
     quantisation = config.get("quantization_config")
     if quantisation:
         method = dict(quantisation).get("quant_method", "an unnamed method")
         raise ValueError(
-            f"{address} is quantised ({method}): its tensors are no plain weights. "
+            f"{address} is quantised ({method}): its tensors are not plain weights. "
             "Load the unquantised checkpoint, dequantise it (dew.load with dequantise="
             "True for float8 and mxfp4, else in transformers, and save that), or use "
             "it as a live teacher"
         )
 
 
-def _json_of(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """Returns the JSON object in a file; empty where the file is absent.
+
+    Raises:
+        ValueError: the file is not JSON, or holds something other than an object.
+    """
     if not file.exists():
         return {}
     try:

@@ -217,13 +217,19 @@ def write_file(
     specs: Iterable[Spec],
     values: Callable[[str], np.ndarray],
     metadata: Mapping[str, str],
-    written: Callable[[str], None],
+    release: Callable[[str], None] = lambda name: None,
 ) -> None:
-    """Writes one safetensors file, asking `values` for one tensor at a time.
+    """Writes one safetensors file, holding one tensor at a time in memory.
 
-    `written` is told of each that is done.
-    Tensors whose size keeps the alignment come first, so that as many as possible
-    stand on 64 bytes.
+    Tensors whose size is a multiple of 64 bytes come first, so that as many as possible
+    are aligned to it.
+
+    Args:
+        file: the file to write.
+        specs: names, dtypes and shapes of the tensors.
+        values: returns a tensor's values by its name.
+        metadata: strings for the header.
+        release: called with each tensor's name after it is written.
     """
     ordered = sorted(
         specs,
@@ -237,13 +243,13 @@ def write_file(
         stream.write(_header_bytes(ordered, metadata))
         for spec in ordered:
             array = np.asarray(values(spec.name))
-            found = (array.dtype, array.shape)
-            assert found == (spec.dtype, spec.shape), (spec, found)
+            actual = (array.dtype, array.shape)
+            assert actual == (spec.dtype, spec.shape), (spec, actual)
             flat = np.ascontiguousarray(array).reshape(-1)
             stream.write(flat.view(np.uint8).data)
-            # Or this tensor would be held while the next one is made.
+            # Or this tensor would stay in memory while the next one is computed.
             del array, flat
-            written(spec.name)
+            release(spec.name)
     os.chmod(file, 0o644)
 
 

@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from dew.converters.config.fields import Values
-from dew.converters.folder.atomic import staged
+from dew.converters.folder.atomic import write_atomically
 from dew.converters.folder.safetensors import Spec, write_file
 from dew.converters.folder.weights import SINGLE
 from dew.converters.gguf.config import (
@@ -53,7 +53,7 @@ def folder_from_gguf(
             or tensors that no table here accounts for, or `out` exists.
     """
     out = Path(out).absolute()
-    with staged(out) as partial:
+    with write_atomically(out) as partial:
         write_model(path, partial, dtype=dtype)
     return out
 
@@ -193,7 +193,7 @@ def _write_weights(file: Path, slots: Mapping[str, Slot], dtype: np.dtype) -> No
         specs,
         values=lambda name: _cast(name, slots[name].load(), dtype),
         metadata={"format": "pt"},
-        written=lambda name: None,
+        release=lambda name: None,
     )
 
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Key
 
 from dew.converters.errors import brief, nearest
+from dew.converters.folder.folder import Folder
 from dew.converters.load import family_of
 from dew.converters.lora.config import ALL_LINEAR, Lora, matches
 from dew.converters.mapping.build import build_table
@@ -73,9 +74,9 @@ class Adapted(Pretrained):
         return "+".join(hashes)
 
     @property
-    def chosen(self) -> "Chosen":
-        """What the adapter trains."""
-        return Chosen(parts=self.parts, saved=self.saved)
+    def trained(self) -> "Trained":
+        """What the adapter trains: linear maps, and whole tensors."""
+        return Trained(parts=self.parts, saved=self.saved)
 
     def plain(self, variables: Variables) -> tuple[Pretrained, Variables]:
         """The base, with the adapter merged into its weights."""
@@ -92,40 +93,44 @@ def adapt(source: Pretrained, lora: Lora, *, key: Key[Array, ""]) -> Adapted:
         ValueError: a target that is no linear map of the model or no module at all, or
             the model came by another road; all faults are named.
     """
-    chosen = choose(source, lora)
-    adapters = [part.adapter for parts in chosen.parts.values() for part in parts]
+    trained = find_trained(source, lora)
+    adapters = [part.adapter for parts in trained.parts.values() for part in parts]
     variables = with_adapters(source.variables, adapters, key)
-    return adapted(source, lora, chosen, variables)
+    return attach(source, lora, trained, variables, folder=source.folder)
 
 
-def adapted(
+def attach(
     source: Pretrained,
     lora: Lora,
-    chosen: "Chosen",
+    trained: "Trained",
     variables: Variables,
-    **changes: Any,
+    *,
+    folder: Folder,
 ) -> Adapted:
-    """The source with an adapter whose variables are made already."""
-    kept = {f.name: getattr(source, f.name) for f in fields(Pretrained)}
+    """Returns the model with an adapter whose variables exist already.
+
+    `folder` is the one the adapter was read from; a new adapter has its base's.
+    """
+    base = {f.name: getattr(source, f.name) for f in fields(Pretrained)}
     return Adapted(
-        **{**kept, "variables": variables, **changes},
+        **{**base, "variables": variables, "folder": folder},
         base=source,
         lora=lora,
-        parts=chosen.parts,
-        saved=chosen.saved,
+        parts=trained.parts,
+        saved=trained.saved,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
+class Trained:
     """What an adapter trains: linear maps by torch's module, and whole tensors."""
 
     parts: Mapping[str, tuple[Part, ...]]
     saved: tuple[str, ...]
 
 
-def choose(source: Pretrained, lora: Lora) -> Chosen:
-    """Finds what an adapter's targets and saved modules are in a model.
+def find_trained(source: Pretrained, lora: Lora) -> Trained:
+    """Returns the linear maps and tensors that a Lora's settings select in a model.
 
     Raises:
         ValueError: see `adapt`.
@@ -146,7 +151,7 @@ def choose(source: Pretrained, lora: Lora) -> Chosen:
         raise ValueError(
             f"the adapter does not fit {source.address}: " + "; ".join(choice.faults)
         )
-    return Chosen(parts=parts, saved=saved)
+    return Trained(parts=parts, saved=saved)
 
 
 def torch_table(source: Pretrained) -> Table:

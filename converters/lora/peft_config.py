@@ -4,28 +4,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from dew.converters.config.fields import Field, Inert, Only, Read, Reading, Use
+from dew.converters.folder.folder import ADAPTER_CONFIG
 from dew.converters.lora.config import Lora
 
-CONFIG = "adapter_config.json"
 
-
-def _several(names: Any) -> Any:
+def _names(names: Any) -> Any:
     return names if type(names) is str else tuple(names or ())
 
 
-def _floats(found: Any) -> dict[str, float]:
-    return {name: float(number) for name, number in (found or {}).items()}
+def _floats(value: Any) -> dict[str, float]:
+    return {name: float(number) for name, number in (value or {}).items()}
 
 
 FIELDS: Mapping[str, Field] = {
     "r": Use("rank", 8),
     "lora_alpha": Use("alpha", 8.0, read=float),
-    "target_modules": Use("targets", None, read=_several),
-    "exclude_modules": Use("exclude", None, read=_several),
+    "target_modules": Use("targets", None, read=_names),
+    "exclude_modules": Use("exclude", None, read=_names),
     "lora_dropout": Use("dropout", 0.0),
     "use_rslora": Use("rslora", False),
-    "modules_to_save": Use("to_save", None, read=_several),
-    "rank_pattern": Use("rank_pattern", None, read=lambda found: dict(found or {})),
+    "modules_to_save": Use("to_save", None, read=_names),
+    "rank_pattern": Use("rank_pattern", None, read=lambda value: dict(value or {})),
     "alpha_pattern": Use("alpha_pattern", None, read=_floats),
     "base_model_name_or_path": Read("", nullable=True),
     "revision": Read("", nullable=True),
@@ -51,7 +50,7 @@ FIELDS: Mapping[str, Field] = {
     },
     # Starts that leave the base's weights as they are; others change them on loading.
     "init_lora_weights": Only(True, False, "gaussian", "orthogonal"),
-    # How torch's own matrix lies, which it knows better; and what says nothing here.
+    # The orientation of torch's matrix, known from the model; fields without effect.
     "fan_in_fan_out": Inert(False),
     "layers_pattern": Inert(),
     "qalora_group_size": Inert(16),
@@ -65,12 +64,14 @@ FIELDS: Mapping[str, Field] = {
 """Every field of PEFT's LoraConfig: used, known to change nothing, or refused."""
 
 
-def read_config(config: Mapping[str, Any], address: str) -> Lora:
-    """Reads an adapter_config.json.
+def read_config(config: Mapping[str, object], address: str) -> Lora:
+    """Returns the LoRA settings in the fields of an adapter_config.json.
+
+    `address` names the adapter in messages.
 
     Raises:
-        ValueError: fields that are unknown or of a value that we do not reproduce; all
-            of them are named.
+        ValueError: fields are unknown, or have a value that is not reproduced here; the
+            message lists all of them.
     """
     reading = Reading(config=config, table=FIELDS)
     attributes = reading.attributes()
@@ -79,6 +80,7 @@ def read_config(config: Mapping[str, Any], address: str) -> Lora:
         reading.faults.append("target_modules must name modules, got none")
     if reading.faults:
         raise ValueError(
-            f"{CONFIG} of {address} is not reproduced: " + "; ".join(reading.faults)
+            f"{ADAPTER_CONFIG} of {address} is not reproduced: "
+            + "; ".join(reading.faults)
         )
     return Lora(**attributes)

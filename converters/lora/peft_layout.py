@@ -1,8 +1,8 @@
-"""The two factors of an adapter, as torch's matrix has them and as our maps do.
+"""Layout of LoRA factors: torch's fused matrices against separate linear maps.
 
-A is stored [rank, inputs], B [outputs, rank]. MultiUse maps that torch fuses into one
-matrix stand below each other in B. Maps that have each an A of their own stand side by
-side: their A's below each other, and each map's B in columns of its own,
+A is stored [rank, inputs], B [outputs, rank]. The maps that torch fuses into one matrix
+are stacked along B's rows. If each has an A of its own, the A are stacked along the
+rank, and each map's B has columns of its own:
 
     [B₁ 0 ] [A₁]
     [0  B₂] [A₂]
@@ -11,9 +11,9 @@ side: their A's below each other, and each map's B in columns of its own,
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
+from jaxtyping import Array
 
 from dew.converters.lora.adapters import Part
 from dew.converters.mapping.layout import Layout
@@ -23,11 +23,11 @@ from dew.nn.linear import FACTORS
 from dew.typing import Path
 
 INNER = "lora"
-"""The name of the rank's axis in layouts."""
+"""Name of the rank's axis in layouts."""
 
 
-def form_of(part: Part, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The shapes that A and B of the whole matrix are stored in."""
+def stored_shapes(part: Part, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Returns the stored shapes of A and B of the whole matrix."""
     piece = _piece(part, rank)
     block = piece.layout.block(piece.sizes)
     is_shared = piece.layout.shared_axis is not None
@@ -35,16 +35,18 @@ def form_of(part: Part, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
     return (rank, math.prod(part.adapter.site.inputs)), (rows, rank)
 
 
-def split(part: Part, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """One map's A and B out of the matrix's."""
+def split_factors(
+    part: Part, a: np.ndarray, b: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns one map's A and B, cut out of the whole matrix's."""
     piece = _piece(part, len(a))
     return _layouts(part)[0].to_variable(a, piece.sizes), piece.read(b)
 
 
-def joined(
-    parts: Sequence[Part], leaves: Mapping[Path, Any]
+def join_factors(
+    parts: Sequence[Part], leaves: Mapping[Path, Array]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The matrix's A and B out of those of its maps; with one A if all share it."""
+    """Returns the whole matrix's A and B; of rank-sum size unless all maps share A."""
     pairs = [
         [on_host(leaves[(*p.adapter.site.path, name)]) for name in FACTORS]
         for p in parts
@@ -58,29 +60,29 @@ def joined(
     count = 1 if is_shared else len(parts)
     blocks = []
     for i, (part, (_, b)) in enumerate(zip(parts, pairs, strict=True)):
-        whole = np.zeros((*b.shape[:-1], rank * count), b.dtype)
+        columns = np.zeros((*b.shape[:-1], rank * count), b.dtype)
         start = 0 if is_shared else rank * i
-        whole[..., start : start + rank] = b
-        blocks.append((_piece(part, rank * count), whole))
+        columns[..., start : start + rank] = b
+        blocks.append((_piece(part, rank * count), columns))
     return np.concatenate(rows[:count]), _stacked(blocks)
 
 
 def _stacked(blocks: Sequence[tuple[Piece, np.ndarray]]) -> np.ndarray:
-    """B of the matrix: each map's rows where the matrix has them, zeros elsewhere."""
+    """Returns B of the whole matrix from its maps' rows; zeros where none has any."""
     first, values = blocks[0]
     rank = values.shape[-1]
     shared = first.layout.shared_axis
     if shared is None:
         return first.take(values).reshape(-1, rank)
     outer = math.prod(first.sizes[name] for name in first.layout.outer)
-    found = np.zeros((outer, first.total, rank), values.dtype)
+    stacked = np.zeros((outer, first.total, rank), values.dtype)
     for piece, values in blocks:
-        found[:, piece.start : piece.stop] = piece.take(values)
-    return found.reshape(-1, rank)
+        stacked[:, piece.start : piece.stop] = piece.take(values)
+    return stacked.reshape(-1, rank)
 
 
 def is_transposed(part: Part) -> bool:
-    """Whether torch stores the matrix inputs first, as GPT-2's Conv1D does."""
+    """Whether torch stores the matrix as [inputs, outputs], as GPT-2's Conv1D does."""
     outputs = len(part.adapter.site.outputs)
     return not part.piece.layout.stored_outputs(outputs)[0]
 
@@ -90,6 +92,6 @@ def _layouts(part: Part) -> tuple[Layout, Layout]:
 
 
 def _piece(part: Part, rank: int) -> Piece:
-    """The place of one map's B in the matrix's."""
+    """Returns the piece of the matrix's B that one map's B fills."""
     sizes = {**part.piece.sizes, INNER: rank}
     return replace(part.piece, layout=_layouts(part)[1], sizes=sizes)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dew.converters.config.fields import Use
-from dew.converters.folder.atomic import staged
+from dew.converters.folder.atomic import write_atomically
 from dew.converters.folder.folder import CONFIG
 from dew.converters.folder.safetensors import Spec, write_file
 from dew.converters.folder.weights import SINGLE
@@ -50,13 +50,13 @@ def prune_layers(
     config = _config(source, field, count, layers)
     _check_kinds(source, config, layers)
     config |= cut.config
-    with staged(Path(folder).expanduser().absolute()) as partial:
+    with write_atomically(Path(folder).expanduser().absolute()) as partial:
         write_file(
             partial / SINGLE,
             specs,
             lambda name: cut.of(names[name], weights.view(names[name])),
             {"format": "pt"},
-            written=lambda name: weights.release(names[name]),
+            release=lambda name: weights.release(names[name]),
         )
         for name in source.folder.side_files:
             if name != CONFIG:

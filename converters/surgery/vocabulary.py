@@ -18,7 +18,7 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
 from dew.converters.config.fields import MultiUse, Use
-from dew.converters.folder.atomic import staged
+from dew.converters.folder.atomic import write_atomically
 from dew.converters.folder.folder import CONFIG
 from dew.converters.folder.safetensors import Spec, write_file
 from dew.converters.folder.weights import INDEX
@@ -67,7 +67,7 @@ def extend_vocabulary(
     extension = _Extension(source, tuple(tokens), special)
     extension.check()
     target = FilePath(folder).expanduser().absolute()
-    with staged(target) as partial:
+    with write_atomically(target) as partial:
         extension.write(partial)
     return target
 
@@ -287,7 +287,7 @@ def pad_vocabulary(source: Pretrained, multiple: int) -> Pretrained:
         if has_token_rows(path):
             leaves[path] = jnp.pad(leaf, [(0, padding), *[(0, 0)] * (leaf.ndim - 1)])
     kept = {f.name: getattr(source, f.name) for f in fields(Pretrained)}
-    config = replace(model.config, spare=padding)
+    config = replace(model.config, extra_rows=padding)
     return Padded(
         **{
             **kept,

@@ -16,8 +16,7 @@ from rich.console import Console
 from dew.api import Road
 from dew.cli.load import Precision, eos_of, load_to_train, num_rows, texts, tokenizer_of
 from dew.cli.report import show
-from dew.converters.folder.folder import read_folder
-from dew.converters.open_folder import local_folder
+from dew.converters.open_folder import open_folder
 from dew.converters.pretrained import Pretrained
 from dew.data import Batches, evaluation_batches
 from dew.data.distillkit import Compression, captured_texts, packed_rows
@@ -124,7 +123,7 @@ class CacheTeacher:
     def _from_captured(self) -> Manifest:
         """Turns files of another project into a cache; a stopped one goes on."""
         how = None if self.compression is None else Compression.read(self.compression)
-        folder = read_folder(local_folder(self.teacher), self.teacher)
+        folder = open_folder(self.teacher)
         if folder.tokenizer is None:
             raise ValueError(f"{self.teacher} has no tokenizer.json")
         texts = captured_texts(self.captured, how)

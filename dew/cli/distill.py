@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +25,8 @@ from dew.cli.report import show
 from dew.cli.teacher_time import Watch, seconds_a_token, waited
 from dew.cli.terms import Chosen, chosen
 from dew.cli.train import prepare_model, text_batches, train
+from dew.converters.folder.folder import Folder
+from dew.converters.open_folder import open_folder
 from dew.converters.pretrained import Pretrained
 from dew.data import Batches
 from dew.data.retokenize import Retokenized
@@ -151,6 +154,11 @@ class Distill(TrainingFlags):
         new_tokens = self.on_policy_tokens or self.seq_len // 2
         return OnPolicy(rate=self.on_policy, new_tokens=new_tokens)
 
+    @cached_property
+    def _teacher_folder(self) -> Folder:
+        """The folder of a live teacher, opened once."""
+        return open_folder(self.teacher or "")
+
     def _teacher_source(self, console: Console) -> Pretrained | None:
         """The teacher as a model of ours; None where it runs elsewhere."""
         if self.teacher is None or self.teacher_road == "live":
@@ -172,7 +180,7 @@ class Distill(TrainingFlags):
             return self._from_cache(self.cache, student)
         data = text_batches(self, student, console)
         if source is None:
-            return self._live(self.teacher or "", data, picked)
+            return self._live(data, picked)
         objective = CausalLM(source=source, seq_len=self.seq_len)
         only_ranks = all(isinstance(t, ULD | CrossEntropy) for t in picked.terms)
         try:
@@ -193,12 +201,12 @@ class Distill(TrainingFlags):
             teacher=ModelTeacher(objective=objective, vocabulary=vocabulary), data=data
         )
 
-    def _live(self, address: str, data: Batches, picked: Chosen) -> "_Taught":
+    def _live(self, data: Batches, picked: Chosen) -> "_Taught":
         asked = {theirs for term in picked.hidden for _, theirs in term.pairs}
         asked |= {theirs for term in picked.relations for _, theirs in term.pairs}
         layers = tuple(sorted(asked))
         live = roads.live_batches(
-            address,
+            self._teacher_folder,
             data,
             top_k=self.top_k,
             temperature=self.temperature,
@@ -207,7 +215,7 @@ class Distill(TrainingFlags):
         return _Taught(
             teacher=live.teacher,
             data=live,
-            hashes={address: weights_hash(address)},
+            hashes={self.teacher or "": weights_hash(self._teacher_folder)},
             waited_s=lambda: live.waited_s,
         )
 
@@ -255,7 +263,7 @@ class Distill(TrainingFlags):
             if teacher is not None:
                 return even_layers(num_blocks(student), num_blocks(teacher))
             if self.teacher_road == "live":
-                theirs = configured_blocks(self.teacher or "")
+                theirs = configured_blocks(self._teacher_folder)
                 return even_layers(num_blocks(student), theirs)
             raise ValueError("a cache keeps no hidden states; use another road")
 

@@ -1,6 +1,5 @@
 """Models, tokenizers and text from the addresses on a command line."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import file_digest, sha256
@@ -13,9 +12,8 @@ from tokenizers import Tokenizer
 
 from dew import api
 from dew.api import Road
-from dew.converters.folder.folder import CONFIG, bin_files
+from dew.converters.folder.folder import Folder, bin_files
 from dew.converters.folder.weights import read_weights
-from dew.converters.open_folder import local_folder
 from dew.converters.pretrained import Pretrained
 from dew.data import open_documents
 from dew.data.documents import Documents
@@ -71,19 +69,18 @@ def tokenizer_of(source: Pretrained) -> Tokenizer:
     return source.tokenizer
 
 
-def weights_hash(address: str) -> str:
-    """Returns the content hash of a folder's weights, in any file format.
+def weights_hash(folder: Folder) -> str:
+    """Returns the content hash of a folder's weights, quantised or pickled as they are.
 
     Raises:
-        ValueError: the folder has no weights.
+        ValueError: the folder holds no weights.
     """
-    folder = local_folder(address)
-    weights = read_weights(folder)
+    weights = read_weights(folder.path)
     if weights is not None:
         return weights.content_hash
-    files = bin_files(folder)
+    files = bin_files(folder.path)
     if not files:
-        raise ValueError(f"{address} has no weights")
+        raise ValueError(f"{folder.address} has no weights")
     digest = sha256()
     for file in files:
         with file.open("rb") as stream:
@@ -105,17 +102,18 @@ def num_blocks(source: Pretrained) -> int:
     raise ValueError(f"the number of blocks of {source.address} is unknown")
 
 
-def configured_blocks(address: str) -> int:
-    """Returns the number of blocks in a folder's config.json.
+def configured_blocks(folder: Folder) -> int:
+    """Returns the number of blocks in a folder's config.
 
     Raises:
-        ValueError: no field of the config is a number of blocks.
+        ValueError: the config has no known field for it.
     """
-    config = json.loads((local_folder(address) / CONFIG).read_text(encoding="utf-8"))
     for name in ("num_hidden_layers", "n_layer", "num_layers"):
-        if name in config:
-            return int(config[name])
-    raise ValueError(f"the config of {address} has no field for its number of blocks")
+        if name in folder.config:
+            return int(folder.config[name])
+    raise ValueError(
+        f"the config of {folder.address} has no field for its number of blocks"
+    )
 
 
 @runtime_checkable

@@ -18,7 +18,7 @@ from dew.data import Batches, Packing, evaluation_batches, training_batches
 from dew.nn.decoder import Decoder
 from dew.objectives.base import Objective
 from dew.objectives.metrics import token_metrics
-from dew.runs import RunFolder
+from dew.runs import RunFolder, TrainedModel
 from dew.training.checkpoint import Checkpoints
 from dew.training.evaluation import Evaluation
 from dew.training.logs import Log
@@ -126,7 +126,14 @@ def train(
     evaluations = _evaluations(flags, source, console)
     folder = RunFolder(flags.out)
     dependencies = {model.address: model.content_hash for model in sources}
-    folder.begin(flags.config(), dependencies | dict(hashes or {}), resume=flags.resume)
+    folder.begin(
+        flags.config(),
+        dependencies | dict(hashes or {}),
+        model=TrainedModel(
+            address=source.address, pad_vocab=flags.pad_vocab, lora=flags.lora.config()
+        ),
+        resume=flags.resume,
+    )
     trainer, display = _trainer(flags, objective, source, folder, console)
     state = replace(trainer, derived=derived).fit(
         data,

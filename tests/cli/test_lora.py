@@ -11,8 +11,7 @@ from safetensors.numpy import load_file
 
 import dew
 from dew.cli import main
-from dew.converters.lora.peft import WEIGHTS
-from dew.converters.lora.peft_config import CONFIG
+from dew.converters.folder.folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from tests.support import hf_models as hf
 
 pytestmark = pytest.mark.filterwarnings(
@@ -56,7 +55,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 def test_a_run_exports_its_adapter_and_proves_it(model: Path, run: Path) -> None:
-    names = {CONFIG, WEIGHTS, "certificate.json"}
+    names = {ADAPTER_CONFIG, ADAPTER_WEIGHTS, "certificate.json"}
     assert {path.name for path in (run / "export").iterdir()} == names
     certificate = json.loads((run / "export" / "certificate.json").read_text())
     losses = certificate["run"]["losses"]
@@ -73,7 +72,7 @@ def test_export_writes_the_adapter_of_the_checkpoint_or_the_whole(
 ) -> None:
     alone, whole = tmp_path / "alone", tmp_path / "whole"
     assert main(["export", str(run), str(alone), "--adapter-only"]) == 0
-    first, second = (load_file(f / WEIGHTS) for f in (alone, run / "export"))
+    first, second = (load_file(f / ADAPTER_WEIGHTS) for f in (alone, run / "export"))
     assert all(np.array_equal(first[name], second[name]) for name in second)
     capsys.readouterr()
     assert main(["export", str(run), str(whole), "--merge", "--json"]) == 0
@@ -92,7 +91,7 @@ def test_an_adapter_is_taken_where_a_model_is_and_trained_further(
     further = f"""pretrain --model {run / "export"} --data {text} --steps 1 --json
     --batch-size 8 --seq-len 16 --out {tmp_path / "run"}""".split()
     assert main(further) == 0
-    assert (tmp_path / "run" / "export" / CONFIG).is_file()
+    assert (tmp_path / "run" / "export" / ADAPTER_CONFIG).is_file()
 
 
 def test_flags_that_do_not_fit_are_refused(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dew.converters.families import FAMILIES
-from dew.converters.folder.dtypes import cast, checked_cast
+from dew.converters.folder.dtypes import convert_checked, convert_dtype
 from dew.converters.mapping.shapes import variable_shapes
 from dew.tree import flatten
 from tests.converters.families.decoders import TINY
@@ -43,7 +43,7 @@ def same_values(got: np.ndarray, want: torch.Tensor) -> None:
 @pytest.mark.parametrize("half", [BF16, np.dtype(np.float16)])
 def test_half_precision_widens_exactly(half: np.dtype) -> None:
     values = BITS.view(half)
-    got = cast(values, np.dtype(np.float32))
+    got = convert_dtype(values, np.dtype(np.float32))
     kept = ~np.isnan(values.astype(np.float32))
     same_values(got[kept], torched(values.copy()).float()[kept])
     assert np.isnan(got[~kept]).all()
@@ -70,25 +70,25 @@ def test_every_pair_rounds_as_torch_does(source: Any, target: Any) -> None:
     stored = DTYPES[source]
     raw = values.view(torch.uint8).numpy().view(stored)
     with np.errstate(over="ignore"):
-        same_values(cast(raw, DTYPES[target]), values.to(target))
+        same_values(convert_dtype(raw, DTYPES[target]), values.to(target))
 
 
 def test_what_is_cast_is_taken_without_another_copy() -> None:
-    wide = cast(np.ones((300, 7), BF16).T, np.dtype(np.float32))
+    wide = convert_dtype(np.ones((300, 7), BF16).T, np.dtype(np.float32))
     array = jax.device_put(wide, jax.devices()[0])
     assert array.unsafe_buffer_pointer() == wide.ctypes.data
     same = np.ones(3, BF16)
-    assert cast(same, BF16) is same
+    assert convert_dtype(same, BF16) is same
 
 
 def test_only_numbers_that_were_finite_are_lost() -> None:
     edges = np.array([np.inf, np.nan, 1.0, 65519.9], np.float32)
-    got = checked_cast("a", edges, np.dtype(np.float16))
+    got = convert_checked("a", edges, np.dtype(np.float16))
     np.testing.assert_array_equal(got, np.array([np.inf, np.nan, 1, 65504], np.float16))
     large = np.ones(600_000, np.float32)
     large[-1] = 65520
     with pytest.raises(ValueError, match=r"a holds 65520\.0, more than float16 can"):
-        checked_cast("a", large, np.dtype(np.float16))
+        convert_checked("a", large, np.dtype(np.float16))
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "gemma3_text", "llama", "qwen2_moe"])

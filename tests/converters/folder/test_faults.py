@@ -199,7 +199,7 @@ def test_a_pickled_folder_says_what_turns_it(copy: Path) -> None:
 
 def test_a_folder_that_is_no_model_says_what_it_holds(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
-    with pytest.raises(ValueError, match=r"no Hugging Face folder.*it holds a\.txt"):
+    with pytest.raises(ValueError, match=r"not a Hugging Face folder.*it holds a\.txt"):
         dew.load(tmp_path)
 
 

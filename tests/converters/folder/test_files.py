@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import dew
-from dew.converters.folder.atomic import staged
+from dew.converters.folder.atomic import write_atomically
 from dew.source import Source
 from dew.tree import flatten, unflatten
 from tests.support import hf_models as hf
@@ -342,7 +342,9 @@ def test_only_earlier_exports_and_empty_folders_are_replaced(
     loaded = dew.load(folder)
     (tmp_path / "out").mkdir()
     out = dew.save(loaded, tmp_path / "out")
-    with pytest.raises(ValueError, match="exists and is no earlier certified export"):
+    with pytest.raises(
+        ValueError, match="exists and is not an earlier certified export"
+    ):
         dew.save(loaded, out)
     (out / "certificate.json").write_text("{}")
     assert not (dew.save(loaded, out) / "certificate.json").exists()
@@ -391,7 +393,7 @@ def test_a_model_card_names_the_source_and_its_licence(
 
 
 def test_staging_survives_a_target_in_a_new_place(tmp_path: Path) -> None:
-    with staged(tmp_path / "a" / "b") as partial:
+    with write_atomically(tmp_path / "a" / "b") as partial:
         (partial / "x").write_text("x")
         assert not (tmp_path / "a" / "b").exists()
     assert (tmp_path / "a" / "b" / "x").read_text() == "x"

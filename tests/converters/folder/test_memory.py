@@ -76,7 +76,7 @@ def large(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         return np.resize(noise, spec.shape).view(spec.dtype)
 
     file = folder / "model.safetensors"
-    write_file(file, specs.values(), values, {"pad": ""}, written=lambda name: None)
+    write_file(file, specs.values(), values, {"pad": ""}, release=lambda name: None)
     shift_by_32(file)
     return folder
 

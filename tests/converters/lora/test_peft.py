@@ -17,8 +17,9 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.numpy import load_file, save_file
 
 import dew
-from dew.converters.lora.peft import EXPERTS, READ_AS_EXPERTS, WEIGHTS
-from dew.converters.lora.peft_config import CONFIG, FIELDS
+from dew.converters.folder.folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from dew.converters.lora.peft import EXPERTS, READ_AS_EXPERTS
+from dew.converters.lora.peft_config import FIELDS
 from dew.nn.linear import FACTORS
 from dew.tree import flatten, unflatten
 from tests.converters.families.decoders import TINY
@@ -142,7 +143,8 @@ def test_our_folder_comes_back_as_the_same_function(saved: Saved) -> None:
     assert hf.largest_difference(got, want) <= LOGITS
     dew.save(again, saved.folder / "again")
     first, second = (
-        load_file(saved.folder / name / WEIGHTS) for name in ("adapter", "again")
+        load_file(saved.folder / name / ADAPTER_WEIGHTS)
+        for name in ("adapter", "again")
     )
     assert first.keys() == second.keys()
     assert all(np.array_equal(first[name], second[name]) for name in first)
@@ -243,7 +245,9 @@ def test_a_fused_matrix_of_pefts_keeps_its_one_a(family: str, tmp_path: Path) ->
     want = hf.torch_logits(theirs, IDS)
     assert hf.largest_difference(hf.logits_op_by_op(ours, IDS), want) <= LOGITS
     dew.save(ours, tmp_path / "ours")
-    first, second = (load_file(tmp_path / n / WEIGHTS) for n in ("theirs", "ours"))
+    first, second = (
+        load_file(tmp_path / n / ADAPTER_WEIGHTS) for n in ("theirs", "ours")
+    )
     assert first.keys() == second.keys()
     assert all(np.array_equal(first[name], second[name]) for name in first)
 
@@ -251,7 +255,7 @@ def test_a_fused_matrix_of_pefts_keeps_its_one_a(family: str, tmp_path: Path) ->
 def test_the_config_says_what_peft_needs(llama: Path, tmp_path: Path) -> None:
     source = adapt(llama, targets=("q_proj", "v_proj"), to_save=("lm_head",))
     dew.save(source, tmp_path / "out")
-    config = json.loads((tmp_path / "out" / CONFIG).read_text())
+    config = json.loads((tmp_path / "out" / ADAPTER_CONFIG).read_text())
     assert config["base_model_name_or_path"] == str(llama)
     assert (config["task_type"], config["peft_type"]) == ("CAUSAL_LM", "LORA")
     assert config["target_modules"] == ["q_proj", "v_proj"]
@@ -299,7 +303,7 @@ def test_what_is_not_reproduced_is_refused_by_name(
     llama: Path, tmp_path: Path, name: str
 ) -> None:
     dew.save(adapt(llama, targets=("q_proj",)), tmp_path / "out")
-    file = tmp_path / "out" / CONFIG
+    file = tmp_path / "out" / ADAPTER_CONFIG
     config = json.loads(file.read_text())
     file.write_text(json.dumps({**config, name: OTHER[name]}))
     with pytest.raises(ValueError, match=rf"not reproduced: .*{name}"):
@@ -344,11 +348,11 @@ def test_modules_that_peft_would_take_for_experts_are_refused(tmp_path: Path) ->
 
 def test_tensors_that_do_not_fit_are_all_named(llama: Path, tmp_path: Path) -> None:
     out = dew.save(adapt(llama, targets=("q_proj",)), tmp_path / "out")
-    tensors = load_file(out / WEIGHTS)
+    tensors = load_file(out / ADAPTER_WEIGHTS)
     a, b, *_ = sorted(tensors)
     tensors["extra.lora_A.weight"] = tensors.pop(a)
     tensors[b] = tensors[b][:, :1].copy()
-    save_file(tensors, out / WEIGHTS)
+    save_file(tensors, out / ADAPTER_WEIGHTS)
     said = r"missing: .*lora_A.*\n.*unexpected: extra.*\n.*mis-shaped: .*lora_B"
     with pytest.raises(ValueError, match=said):
         dew.load(out)
@@ -356,8 +360,10 @@ def test_tensors_that_do_not_fit_are_all_named(llama: Path, tmp_path: Path) -> N
 
 def test_a_folder_without_its_base_takes_one(llama: Path, tmp_path: Path) -> None:
     out = dew.save(moved(adapt(llama)), tmp_path / "out")
-    config = json.loads((out / CONFIG).read_text())
-    (out / CONFIG).write_text(json.dumps({**config, "base_model_name_or_path": None}))
+    config = json.loads((out / ADAPTER_CONFIG).read_text())
+    (out / ADAPTER_CONFIG).write_text(
+        json.dumps({**config, "base_model_name_or_path": None})
+    )
     with pytest.raises(ValueError, match=r"no base_model_name_or_path.*base="):
         dew.load(out)
     base = dew.load(llama)
