@@ -142,7 +142,9 @@ def _spelling(family: Family, weights: Weights) -> Prefix:
     }
 
     def num_matches(spelling: Prefix) -> int:
-        patterns = [template_pattern(r.source) for r in family.with_spelling(spelling)[0]]
+        patterns = [
+            template_pattern(r.source) for r in family.with_spelling(spelling)[0]
+        ]
         return sum(any(p.fullmatch(name) for name in names) for p in patterns)
 
     return max(family.spellings, key=num_matches)

@@ -7,7 +7,6 @@ stream one at a time; config.json comes last, so that a folder cut short is no m
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,8 +22,9 @@ from dew.converters.errors import brief
 from dew.converters.folder.atomic import write_atomically
 from dew.converters.folder.dtypes import convert_checked
 from dew.converters.folder.folder import CONFIG
-from dew.converters.folder.safetensors import Spec, write_file
-from dew.converters.folder.weights import FLOATS, INDEX, SINGLE
+from dew.converters.folder.safetensors import Spec
+from dew.converters.folder.weights import FLOATS, SINGLE
+from dew.converters.folder.write import copied_files, json_bytes, write_folder
 from dew.converters.mapping.table import Piece, rule_path
 from dew.converters.model_card import model_card
 from dew.converters.pretrained import Pretrained
@@ -72,14 +72,14 @@ def export(
     shards = export.shards(_bytes_of(max_shard_size))
     target = Path(folder).expanduser().absolute()
     if jax.process_index():
+        # Gathering a sharded variable takes every process.
         for names in shards.values():
             for name in names:
                 export.values(name)
         multihost_utils.sync_global_devices("dew.export")
         return target
     with write_atomically(target, overwrite=overwrite) as partial:
-        export.write_weights(partial, shards)
-        export.write_side_files(partial)
+        export.write(partial, shards)
         if check is not None:
             check(partial)
     if jax.process_count() > 1:
@@ -192,21 +192,22 @@ class Export:
             file: [name for name in self.specs if home[name] == file] for file in files
         }
 
-    def write_weights(self, folder: Path, shards: Mapping[str, Sequence[str]]) -> None:
-        """Writes the weight files and, unless there is only the one, their index."""
-        weights = self.source.folder.weights
-        for file, names in shards.items():
-            metadata = {**weights.metadata.get(file, {}), "format": "pt"}
-            specs = [self.specs[name] for name in names]
-            write_file(
-                folder / file, specs, self.values, metadata, release=self._release
-            )
-        if list(shards) == [SINGLE]:
-            return
-        index = weights.index
-        if index is None or list(shards) != list(weights.files) or not self.keeps_bytes:
-            index = self._index(shards)
-        _write(folder / INDEX, index)
+    def write(self, folder: Path, shards: Mapping[str, Sequence[str]]) -> None:
+        """Writes the export's files into an empty folder; `shards` are by file."""
+        source = self.source.folder
+        files: dict[str, Path | bytes] = {**copied_files(source.path)}
+        if self.is_trained:
+            files["README.md"] = model_card(self.source, self.specs).encode()
+        write_folder(
+            folder,
+            {file: [self.specs[n] for n in names] for file, names in shards.items()},
+            self.values,
+            config=self._config(),
+            side_files=files,
+            index=self._index(shards),
+            metadata=source.weights.metadata,
+            release=self._release,
+        )
 
     def _release(self, name: str) -> None:
         """Lets go of the file behind a tensor that has been written."""
@@ -214,27 +215,22 @@ class Export:
         if name in weights.entries:
             weights.release(name)
 
-    def _index(self, shards: Mapping[str, Sequence[str]]) -> bytes:
-        placed = {name: file for file, names in shards.items() for name in names}
+    def _index(self, shards: Mapping[str, Sequence[str]]) -> bytes | None:
+        """Returns the index: the source's where it still holds, None for one file."""
+        weights = self.source.folder.weights
+        if list(shards) == [SINGLE]:
+            return None
+        is_same = list(shards) == list(weights.files) and self.keeps_bytes
+        if weights.index is not None and is_same:
+            return weights.index
+        files = {name: file for file, names in shards.items() for name in names}
         specs = self.specs.values()
         metadata = {
             "total_parameters": sum(int(np.prod(spec.shape)) for spec in specs),
             "total_size": sum(spec.size_bytes for spec in specs),
         }
-        index = {"metadata": metadata, "weight_map": dict(sorted(placed.items()))}
+        index = {"metadata": metadata, "weight_map": dict(sorted(files.items()))}
         return (json.dumps(index, indent=2) + "\n").encode()
-
-    def write_side_files(self, folder: Path) -> None:
-        """Copies the side files, and writes what changed of the config and the card."""
-        source = self.source.folder
-        for name in source.side_files:
-            if name != CONFIG:
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(source.path / name, folder / name)
-                os.chmod(folder / name, 0o644)
-        if self.is_trained:
-            _write(folder / "README.md", model_card(self.source, self.specs).encode())
-        _write(folder / CONFIG, self._config())
 
     def _config(self) -> bytes:
         text = (self.source.folder.path / CONFIG).read_bytes()
@@ -246,9 +242,7 @@ class Export:
         config = json.loads(text)
         if all(config.get(name) == value for name, value in edits.items()):
             return text
-        return (
-            json.dumps(config | edits, indent=2, ensure_ascii=False) + "\n"
-        ).encode()
+        return json_bytes(config | edits)
 
 
 def on_host(leaf: Any) -> np.ndarray:
@@ -311,8 +305,3 @@ def _bytes_of(size: int | str | None) -> int | None:
     if match is None or unit not in _UNITS:
         raise ValueError(f'max_shard_size must be bytes or like "5GB", got {size!r}')
     return int(float(match.group(1)) * _UNITS[unit])
-
-
-def _write(file: Path, content: bytes) -> None:
-    file.write_bytes(content)
-    os.chmod(file, 0o644)

@@ -6,7 +6,6 @@ float32 and rounded once, to the dtype of the config. Methods that need their ow
 """
 
 import json
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +15,10 @@ import numpy as np
 
 from dew.converters.folder.cache import cached_folder
 from dew.converters.folder.dtypes import convert_dtype
-from dew.converters.folder.folder import CONFIG, side_files
-from dew.converters.folder.safetensors import DTYPES, Spec, write_file
-from dew.converters.folder.weights import INDEX, Weights, read_weights
+from dew.converters.folder.folder import CONFIG
+from dew.converters.folder.safetensors import DTYPES, Spec
+from dew.converters.folder.weights import Weights, read_weights
+from dew.converters.folder.write import copied_files, json_bytes, write_folder
 
 METHODS = ("fp8", "compressed-tensors", "mxfp4")
 """What quantization_config may say; `compressed-tensors` in float8 alone."""
@@ -52,16 +52,24 @@ def dequantise_folder(folder: Path) -> Path:
     stated = str(plain.get("dtype", plain.get("torch_dtype", "bfloat16")))
     plan = _plan(weights, DTYPES[_DTYPES.get(stated, "BF16")], quantisation)
 
-    def make(partial: Path) -> None:
-        _write(partial, weights, plan)
-        for name in side_files(folder):
-            (partial / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(folder / name, partial / name)
-        text = json.dumps(plain, indent=2, ensure_ascii=False) + "\n"
-        (partial / CONFIG).write_text(text, encoding="utf-8")
+    tensors = {name: tensor.file for name, tensor in plan.items()}
+    index = {"metadata": {}, "weight_map": tensors}
+
+    def convert(partial: Path) -> None:
+        write_folder(
+            partial,
+            {
+                file: [tensor.spec for tensor in plan.values() if tensor.file == file]
+                for file in weights.files
+            },
+            lambda name: plan[name].values(),
+            config=json_bytes(plain),
+            side_files=copied_files(folder),
+            index=None if weights.index is None else json_bytes(index),
+        )
 
     files = [folder / name for name in weights.files]
-    return cached_folder([file, *files], "dequantised", make)
+    return cached_folder([file, *files], "dequantised", convert)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,19 +166,3 @@ def _float4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
     wide = np.ldexp(wide, scales.astype(np.int32)[..., None, None] - 127)
     # gpt-oss stores the plain ones with inputs first.
     return wide.reshape(experts, rows, -1).swapaxes(1, 2)
-
-
-def _write(folder: Path, weights: Weights, plan: Mapping[str, _Plain]) -> None:
-    for file in weights.files:
-        specs = [plain.spec for plain in plan.values() if plain.file == file]
-        write_file(
-            folder / file,
-            specs,
-            lambda name: plan[name].values(),
-            metadata={"format": "pt"},
-            release=lambda name: None,
-        )
-    if weights.index is not None:
-        placed = {name: plain.file for name, plain in plan.items()}
-        text = json.dumps({"metadata": {}, "weight_map": placed}, indent=2)
-        (folder / INDEX).write_text(text + "\n", encoding="utf-8")

@@ -5,7 +5,6 @@ The `gguf` package parses the file and dequantises; the tables in
 metadata. What no table accounts for is refused by name, since llama.cpp would use it.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,9 @@ import numpy as np
 
 from dew.converters.config.fields import Values
 from dew.converters.folder.atomic import write_atomically
-from dew.converters.folder.safetensors import Spec, write_file
+from dew.converters.folder.safetensors import Spec
 from dew.converters.folder.weights import SINGLE
+from dew.converters.folder.write import json_bytes, write_folder
 from dew.converters.gguf.config import (
     GGUFFile,
     architecture,
@@ -67,9 +67,14 @@ def write_model(path: str | Path, folder: Path, *, dtype: str = "float32") -> No
     config = config_from_metadata(source, arch)
     slots = _slots(source, arch, config)
     source.check_all_read()
-    _write_weights(folder / SINGLE, slots, np.dtype(DTYPES[dtype]))
-    for name, content in _side_files(source, config, dtype).items():
-        (folder / name).write_text(content, encoding="utf-8")
+    stored = np.dtype(DTYPES[dtype])
+    write_folder(
+        folder,
+        {SINGLE: [Spec(name=n, dtype=stored, shape=s.shape) for n, s in slots.items()]},
+        lambda name: _cast(name, slots[name].load(), stored),
+        config=json_bytes({**config, "torch_dtype": dtype}),
+        side_files=_side_files(source, config),
+    )
 
 
 def _reader(path: Path) -> "GGUFReader":
@@ -184,19 +189,6 @@ def _parts(
     }
 
 
-def _write_weights(file: Path, slots: Mapping[str, Slot], dtype: np.dtype) -> None:
-    specs = [
-        Spec(name=name, dtype=dtype, shape=slot.shape) for name, slot in slots.items()
-    ]
-    write_file(
-        file,
-        specs,
-        values=lambda name: _cast(name, slots[name].load(), dtype),
-        metadata={"format": "pt"},
-        release=lambda name: None,
-    )
-
-
 def _cast(name: str, weights: np.ndarray, dtype: np.dtype) -> np.ndarray:
     with np.errstate(over="ignore"):
         cast = weights.astype(dtype)
@@ -208,7 +200,7 @@ def _cast(name: str, weights: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return cast
 
 
-def _side_files(source: GGUFFile, config: Values, dtype: str) -> dict[str, str]:
+def _side_files(source: GGUFFile, config: Values) -> dict[str, Path | bytes]:
     length = source.get("context_length")
     ids = {
         key: value
@@ -223,12 +215,8 @@ def _side_files(source: GGUFFile, config: Values, dtype: str) -> dict[str, str]:
     ends = list(dict.fromkeys(end for end in ends if end is not None))
     if len(ends) > 1:
         ids["eos_token_id"] = ends
+    tokenizer = tokenizer_files(source.metadata, length=length)
     return {
-        "config.json": _json({**config, "torch_dtype": dtype}),
-        "generation_config.json": _json({"_from_model_config": True, **ids}),
-        **tokenizer_files(source.metadata, length=length),
+        "generation_config.json": json_bytes({"_from_model_config": True, **ids}),
+        **{name: text.encode() for name, text in tokenizer.items()},
     }
-
-
-def _json(content: Values) -> str:
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"

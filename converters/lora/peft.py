@@ -298,7 +298,7 @@ def _plain(number: float) -> float | int:
     return int(number) if number == int(number) else number
 
 
-def _patterns(values: Mapping[str, float], default: float) -> dict[str, float]:
+def _patterns(values: Mapping[str, object], default: object) -> dict[str, object]:
     """Returns values other than the default, by ends of their modules' names."""
     others = {value for value in values.values() if value != default}
     return {

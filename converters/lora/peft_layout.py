@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from jaxtyping import Array
+from jax.typing import ArrayLike
 
 from dew.converters.lora.adapters import Part
 from dew.converters.mapping.layout import Layout
@@ -44,7 +44,7 @@ def split_factors(
 
 
 def join_factors(
-    parts: Sequence[Part], leaves: Mapping[Path, Array]
+    parts: Sequence[Part], leaves: Mapping[Path, ArrayLike]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the whole matrix's A and B; of rank-sum size unless all maps share A."""
     pairs = [

@@ -1,17 +1,15 @@
 """Cuts a smaller model out of a folder: some blocks and widths, with their weights."""
 
-import json
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dew.converters.config.fields import Use
 from dew.converters.folder.atomic import write_atomically
-from dew.converters.folder.folder import CONFIG
-from dew.converters.folder.safetensors import Spec, write_file
+from dew.converters.folder.safetensors import Spec
 from dew.converters.folder.weights import SINGLE
+from dew.converters.folder.write import copied_files, json_bytes, write_folder
 from dew.converters.load import family_of
 from dew.converters.pretrained import Pretrained
 from dew.converters.surgery.prune_widths import WHOLE, Widths, choose
@@ -51,19 +49,14 @@ def prune_layers(
     _check_kinds(source, config, layers)
     config |= cut.config
     with write_atomically(Path(folder).expanduser().absolute()) as partial:
-        write_file(
-            partial / SINGLE,
-            specs,
+        write_folder(
+            partial,
+            {SINGLE: specs},
             lambda name: cut.of(names[name], weights.view(names[name])),
-            {"format": "pt"},
+            config=json_bytes(config),
+            side_files=copied_files(source.folder.path),
             release=lambda name: weights.release(names[name]),
         )
-        for name in source.folder.side_files:
-            if name != CONFIG:
-                (partial / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(source.folder.path / name, partial / name)
-        text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
-        (partial / CONFIG).write_text(text, encoding="utf-8")
     return Path(folder)
 
 

@@ -6,7 +6,6 @@ needs one. Padding is of the run alone: it is in no folder.
 
 import json
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -19,9 +18,9 @@ from tokenizers import AddedToken, Tokenizer
 
 from dew.converters.config.fields import MultiUse, Use
 from dew.converters.folder.atomic import write_atomically
-from dew.converters.folder.folder import CONFIG
-from dew.converters.folder.safetensors import Spec, write_file
-from dew.converters.folder.weights import INDEX
+from dew.converters.folder.folder import read_json
+from dew.converters.folder.safetensors import Spec
+from dew.converters.folder.write import copied_files, json_bytes, write_folder
 from dew.converters.load import family_of
 from dew.converters.lora.adapters import Adapted
 from dew.converters.mapping.table import rule_path
@@ -31,6 +30,10 @@ from dew.tree import flatten, unflatten
 from dew.typing import Path, Variables
 
 TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+ADDED_TOKENS = "added_tokens.json"
+ADDED = "added_tokens_decoder"
+"""Field of tokenizer_config.json that lists added tokens by id."""
 TOKEN_ROWS = (
     *("embed/weight", "head/weight", "head/bias"),
     *("head/vocab_own/weight", "head/vocab_own/bias", "head/vocab_tied/bias"),
@@ -156,20 +159,27 @@ class _Extension:
         return frozenset(n for n, pieces in sources if has_token_rows(pieces[0].target))
 
     def write(self, folder: FilePath) -> None:
-        """Writes weights, side files and, last, the config."""
+        """Writes the extended model's files into an empty folder."""
         weights = self.source.folder.weights
-        total = 0
-        for file, names in weights.files.items():
-            specs = [self._spec(name) for name in names]
-            total += sum(spec.size_bytes for spec in specs)
-            metadata = {**weights.metadata.get(file, {}), "format": "pt"}
-            write_file(folder / file, specs, self._values, metadata, weights.release)
+        specs = {
+            file: [self._spec(name) for name in names]
+            for file, names in weights.files.items()
+        }
+        index = None
         if weights.index is not None:
             index = json.loads(weights.index)
+            total = sum(spec.size_bytes for file in specs.values() for spec in file)
             index["metadata"] = {**index.get("metadata", {}), "total_size": total}
-            _write(folder / INDEX, index)
-        self._write_side_files(folder)
-        _write(folder / CONFIG, {**self.source.config, **self._config()})
+        write_folder(
+            folder,
+            specs,
+            self._values,
+            config=json_bytes({**self.source.config, **self._config()}),
+            side_files=self._side_files(),
+            index=None if index is None else json_bytes(index),
+            metadata=weights.metadata,
+            release=weights.release,
+        )
 
     def _spec(self, name: str) -> Spec:
         weights = self.source.folder.weights
@@ -202,16 +212,16 @@ class _Extension:
         )
         return {name: self.rows}
 
-    def _write_side_files(self, folder: FilePath) -> None:
-        source = self.source.folder
-        for name in source.side_files:
-            if name not in (CONFIG, TOKENIZER):
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(source.path / name, folder / name)
-        (folder / TOKENIZER).write_text(
-            self.tokenizer.to_str(pretty=True), encoding="utf-8"
-        )
-        described = {
+    def _side_files(self) -> dict[str, FilePath | bytes]:
+        """Returns the source's side files, with the new tokens in those that list them.
+
+        transformers reads tokens from up to three files, and warns or fails where they
+        disagree; the two older ones are amended only where the source has them.
+        """
+        path = self.source.folder.path
+        files: dict[str, FilePath | bytes] = {**copied_files(path)}
+        files[TOKENIZER] = self.tokenizer.to_str(pretty=True).encode()
+        descriptions = {
             str(i): {
                 "content": token,
                 "lstrip": False,
@@ -222,24 +232,15 @@ class _Extension:
             }
             for token, i in self._new.items()
         }
-        _amend(folder / "tokenizer_config.json", "added_tokens_decoder", described)
-        _amend(folder / "added_tokens.json", None, self._new)
-
-
-def _amend(file: FilePath, key: str | None, more: Mapping[str, Any]) -> None:
-    """Adds entries to a file that lists added tokens, if it is there and does."""
-    if not file.exists():
-        return
-    whole = json.loads(file.read_text(encoding="utf-8"))
-    if key is None:
-        _write(file, {**whole, **more})
-    elif key in whole:
-        _write(file, {**whole, key: {**whole[key], **more}})
-
-
-def _write(file: FilePath, content: Mapping[str, Any]) -> None:
-    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-    file.write_text(text, encoding="utf-8")
+        config = read_json(path / TOKENIZER_CONFIG)
+        if ADDED in config:
+            files[TOKENIZER_CONFIG] = json_bytes(
+                {**config, ADDED: {**config[ADDED], **descriptions}}
+            )
+        if ADDED_TOKENS in files:
+            added = read_json(path / ADDED_TOKENS)
+            files[ADDED_TOKENS] = json_bytes({**added, **self._new})
+        return files
 
 
 @dataclass(frozen=True, kw_only=True)
