@@ -1,4 +1,4 @@
-"""Names in error messages: numbered ones together, the nearest known one beside."""
+"""Names in error messages: numbered ones as ranges, with the nearest correct name."""
 
 import difflib
 import re
@@ -8,9 +8,11 @@ _NUMBER = re.compile(r"(?<![^./_-])\d+(?![^./_-])")
 
 
 def brief(names: Iterable[str], *, near: Sequence[str] = ()) -> list[str]:
-    """Writes many names as few lines: `layers.{0-31}.mlp.up.weight`.
+    """Returns names as few lines, numbers as ranges: `layers.{0-31}.mlp.up.weight`.
 
-    With `near`, each line ends with the most similar name there.
+    Args:
+        names: the names to list.
+        near: correct names; each line ends with the most similar of them.
     """
     groups: dict[str, list[str]] = {}
     for name in names:
@@ -18,10 +20,10 @@ def brief(names: Iterable[str], *, near: Sequence[str] = ()) -> list[str]:
     return [_line(group) + nearest(group[0], near) for group in groups.values()]
 
 
-def nearest(name: str, known: Sequence[str]) -> str:
-    """Returns ` (nearest: …)`, or nothing where no known name is similar."""
-    found = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f" (nearest: {found[0]})" if found else ""
+def nearest(name: str, names: Sequence[str]) -> str:
+    """Returns ` (nearest: …)`, or an empty text where none of `names` is similar."""
+    matches = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f" (nearest: {matches[0]})" if matches else ""
 
 
 def _line(group: Sequence[str]) -> str:

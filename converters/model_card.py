@@ -1,4 +1,4 @@
-"""The model card of a trained export."""
+"""The model card, README.md, of a trained export."""
 
 import re
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from dew.converters.pretrained import Pretrained
 
 
 def model_card(source: Pretrained, specs: Mapping[str, Spec]) -> str:
-    """Writes README.md: where the model came from, how large it is, how to load it."""
+    """Returns the text of README.md: the model's origin, size, and how to load it."""
     readme = source.folder.path / "README.md"
     text = readme.read_text(encoding="utf-8") if readme.exists() else ""
     licence = re.search(r"^license: .+$", text, flags=re.MULTILINE)
@@ -28,7 +28,7 @@ def model_card(source: Pretrained, specs: Mapping[str, Spec]) -> str:
     ]
     names = {spec.dtype.name for spec in specs.values()}
     count = sum(int(np.prod(spec.shape)) for spec in specs.values())
-    kind = source.config.get("model_type")
+    model_type = source.config.get("model_type")
     return "\n".join(
         [
             "---",
@@ -37,7 +37,8 @@ def model_card(source: Pretrained, specs: Mapping[str, Spec]) -> str:
             "",
             f"# Trained from {source.address}",
             "",
-            f"A `{kind}` model of {count:,} parameters ({', '.join(sorted(names))}), "
+            f"A `{model_type}` model of {count:,} parameters "
+            f"({', '.join(sorted(names))}), "
             "trained further in JAX with dew and written back for transformers.",
             "",
             "```python",

@@ -1,4 +1,4 @@
-"""A model as a folder holds it: ready to run, to train further and to write again."""
+"""A model loaded from a folder: it runs, is trained further, and is saved again."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,39 +24,42 @@ Road = Literal["auto", "native", "lowered"]
 
 @dataclass(frozen=True, kw_only=True)
 class Pretrained(Source):
-    """A source that knows the folder it came from and how its tensors lie there.
+    """A model with the folder it was loaded from, and the layout of its tensors there.
 
-    `config` is config.json as the folder has it. `table` pairs variables with stored
-    tensors, whichever road they came by, so that saving never asks.
+    Saving needs no more than this, whichever road the model was loaded by.
     """
 
     variables: Variables = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     folder: Folder
+    """The folder that config, tokenizer, side files and weights are read from."""
     table: Table
+    """The stored tensor behind each variable, and the layout of both."""
     road: Road = "native"
+    """The road it was loaded by: native or lowered."""
     ties: Ties = field(default_factory=Ties)
+    """How disagreements about tied weights were settled."""
 
     @property
     def source(self) -> "Pretrained":
-        """Itself: what is saved has a source and variables, as a task has."""
+        """The model itself, so that it is saved like a task."""
         return self
 
     def plain(self, variables: Variables) -> tuple["Pretrained", Variables]:
-        """What a folder for transformers holds of trained variables, and its source.
+        """Returns the model and variables that a folder for transformers can hold.
 
-        What stands beside a model, such as an adapter, is no part of it.
+        Adapters are merged into the weights, and padding rows are cut off.
         """
         return self, variables
 
     @property
     def address(self) -> str:
-        """What the user called the model: a folder, a hub id, a URL."""
+        """The address as the user wrote it: a folder, a hub id or a URL."""
         return self.folder.address
 
     @property
     def content_hash(self) -> str:
-        """sha256 of the weights: the same for every sharding of the same tensors."""
+        """The sha256 of the weights: equal for every sharding of the same tensors."""
         return self.folder.weights.content_hash
 
     @cached_property
@@ -74,12 +77,17 @@ class Pretrained(Source):
         | None = None,
         position_ids: Int[np.ndarray, "batch seq"] | None = None,
     ) -> Float[np.ndarray, "batch seq vocab"]:
-        """Scores of tokens at every position, as torch's forward gives them.
+        """Returns the logits at every position, as torch's forward pass does.
 
-        Compiled once for each shape. Rows of padding hold numbers that mean nothing.
+        Compiled once for each shape. Logits at padding positions are meaningless.
+
+        Args:
+            input_ids: token ids.
+            attention_mask: true or 1 at real tokens; None where all are.
+            position_ids: positions of the tokens; None counts from 0.
 
         Raises:
-            ValueError: the model has no head, and so no scores.
+            ValueError: the model has no output head.
         """
         inputs = {"tokens": np.asarray(input_ids, np.int32)}
         if attention_mask is not None:

@@ -1,7 +1,7 @@
-"""From variables back to a folder that transformers loads.
+"""Saves variables as a folder that transformers loads.
 
-What training did not change keeps its bytes: tensors, side files and sharding. Tensors
-stream one at a time; config.json comes last, so that a folder cut short is no model.
+Tensors, side files and sharding that training did not change keep their bytes. One
+tensor at a time is in memory.
 """
 
 import json
@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.typing import DTypeLike
 
 from dew.converters.errors import brief
 from dew.converters.folder.atomic import write_atomically
@@ -39,25 +40,24 @@ def export(
     folder: str | os.PathLike[str],
     variables: Variables | None = None,
     *,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     max_shard_size: int | str | None = None,
     overwrite: bool = False,
     check: Callable[[Path], object] | None = None,
 ) -> Path:
-    """Writes a model as a Hugging Face folder; no torch takes part.
+    """Writes a model as a Hugging Face folder, without torch.
 
     Under several processes all of them call it: sharded variables are gathered one
     tensor at a time, and the first process writes.
 
     Args:
-        source: where the config, the side files and the layout come from.
-        folder: where to; it appears when it is complete.
-        variables: trained ones; None writes the source's own.
-        dtype: of all floating tensors; None keeps what each was stored in.
-        max_shard_size: bytes, or "5GB"; None keeps the source's sharding.
-        overwrite: whether a folder that stands there may go.
-        check: looks at the finished folder before it takes its name, and raises to
-            prevent that.
+        source: the model whose config, side files and layout are written.
+        folder: the folder to write; it appears when it is complete.
+        variables: trained variables; None writes the source's own.
+        dtype: dtype of all floating-point tensors; None keeps each stored dtype.
+        max_shard_size: bytes of a weight file, or "5GB"; None keeps the source's files.
+        overwrite: whether an existing folder is replaced.
+        check: called with the finished folder before it gets its name; may raise.
 
     Raises:
         ValueError: the variables are not the source's in number and shape, a value does
@@ -89,7 +89,7 @@ def export(
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """One export: whose tensors, with which values, in which dtype."""
+    """One export: a source, the variables to write and their dtype."""
 
     source: Pretrained
     variables: Variables
@@ -105,7 +105,7 @@ class Export:
 
     @cached_property
     def specs(self) -> dict[str, Spec]:
-        """What is written of every tensor, in the order of the source's files."""
+        """Name, dtype and shape of every tensor, in the order of the source's files."""
         weights, ties = self.source.folder.weights, self.source.ties
         shapes = {n: s for n, s in weights.shapes().items() if n not in ties.dropped}
         origins = {name: name for name in shapes} | dict(ties.borrowed)
@@ -119,7 +119,7 @@ class Export:
         }
 
     def _dtype(self, name: str) -> np.dtype:
-        """The dtype a tensor is written in; buffers nobody trains keep theirs."""
+        """Returns the dtype a tensor is written in; untrained buffers keep theirs."""
         weights = self.source.folder.weights
         is_weight = weights.entries[name].dtype in FLOATS
         is_known = name in self.source.table.sources
@@ -131,7 +131,7 @@ class Export:
 
     @property
     def is_trained(self) -> bool:
-        """Whether any variable is another than the source's."""
+        """Whether any variable differs from the source's."""
         return any(
             leaf is not self._original.get(path) for path, leaf in self._leaves.items()
         )
@@ -140,19 +140,19 @@ class Export:
     def keeps_bytes(self) -> bool:
         """Whether the tensors have the source's names and dtypes."""
         weights = self.source.folder.weights
-        kept = {name: weights.dtype(name) for name in weights.entries}
-        return kept == {name: spec.dtype for name, spec in self.specs.items()}
+        stored = {name: weights.dtype(name) for name in weights.entries}
+        return stored == {name: spec.dtype for name, spec in self.specs.items()}
 
     def check_variables(self) -> None:
-        """Raises unless the variables are the source's, in number and in shape."""
-        wanted = self.source.table.variables
-        lost = [rule_path(path) for path in wanted if path not in self._leaves]
-        extra = [rule_path(path) for path in self._leaves if path not in wanted]
+        """Raises unless the variables have the source's paths and shapes."""
+        expected = self.source.table.variables
+        lost = [rule_path(path) for path in expected if path not in self._leaves]
+        extra = [rule_path(path) for path in self._leaves if path not in expected]
         other = [
             f"{rule_path(path)} is {list(np.shape(leaf))}, the source's is "
-            f"{list(wanted[path])}"
+            f"{list(expected[path])}"
             for path, leaf in self._leaves.items()
-            if path in wanted and np.shape(leaf) != wanted[path]
+            if path in expected and np.shape(leaf) != expected[path]
         ]
         faults = [f"missing: {line}" for line in brief(lost)]
         faults += [f"unexpected: {line}" for line in brief(extra)] + other
@@ -163,7 +163,7 @@ class Export:
             )
 
     def values(self, name: str) -> np.ndarray:
-        """Returns one tensor as it is written."""
+        """Returns the values of one tensor, gathered onto the host."""
         weights = self.source.folder.weights
         pieces = self.source.table.sources.get(name, ())
         changed = any(
@@ -182,14 +182,15 @@ class Export:
         return _entry_on_host(leaf, piece.axis, piece.entry)
 
     def shards(self, limit: int | None) -> dict[str, list[str]]:
-        """Names the tensors of each file: the source's files, or filled to `limit`."""
+        """Returns the tensors of each file: the source's, or of `limit` bytes."""
         if limit is not None:
-            return _filled(self.specs, limit)
+            return _split_by_size(self.specs, limit)
         files = self.source.folder.weights.files
-        home = {name: file for file, names in files.items() for name in names}
-        home |= {new: home[old] for new, old in self.source.ties.borrowed.items()}
+        file_of = {name: file for file, names in files.items() for name in names}
+        file_of |= {new: file_of[old] for new, old in self.source.ties.borrowed.items()}
         return {
-            file: [name for name in self.specs if home[name] == file] for file in files
+            file: [name for name in self.specs if file_of[name] == file]
+            for file in files
         }
 
     def write(self, folder: Path, shards: Mapping[str, Sequence[str]]) -> None:
@@ -210,7 +211,7 @@ class Export:
         )
 
     def _release(self, name: str) -> None:
-        """Lets go of the file behind a tensor that has been written."""
+        """Frees the memory of the stored tensor behind one that has been written."""
         weights = self.source.folder.weights
         if name in weights.entries:
             weights.release(name)
@@ -246,10 +247,10 @@ class Export:
 
 
 def on_host(leaf: Any) -> np.ndarray:
-    """Returns an array as numpy; a view where it lies whole on the CPU.
+    """Returns an array as numpy; without a copy if one CPU device holds all of it.
 
-    Elsewhere a copy of the handle is read: jax keeps what it fetched beside the array
-    it fetched it from, which would add up to the whole model.
+    From other devices a copy of the array is fetched: jax caches fetched values with
+    their array, which would add up to the whole model.
     """
     if not isinstance(leaf, jax.Array):
         return np.asarray(leaf)
@@ -263,24 +264,24 @@ def on_host(leaf: Any) -> np.ndarray:
 def _entry_on_host(leaf: Any, axis: int, entry: int) -> np.ndarray:
     """Returns one entry of an axis, as `on_host` does.
 
-    Of an array on several devices each gives its part: to index the array would put
-    the entry on all of them, whole.
+    An array on several devices is read shard by shard: indexing it would put the whole
+    entry on each of them.
     """
     before = (slice(None),) * axis
     is_apart = isinstance(leaf, jax.Array) and leaf.is_fully_addressable
     if not (is_apart and len(leaf.devices()) > 1):
         return on_host(leaf[(*before, entry)])
-    whole = np.empty(leaf.shape[:axis] + leaf.shape[axis + 1 :], leaf.dtype)
+    entry_values = np.empty(leaf.shape[:axis] + leaf.shape[axis + 1 :], leaf.dtype)
     for shard in leaf.addressable_shards:
         start, stop, _ = shard.index[axis].indices(leaf.shape[axis])
         if start <= entry < stop:
             place = shard.index[:axis] + shard.index[axis + 1 :]
-            whole[place] = np.asarray(shard.data[(*before, entry - start)])
-    return whole
+            entry_values[place] = np.asarray(shard.data[(*before, entry - start)])
+    return entry_values
 
 
-def _filled(specs: Mapping[str, Spec], limit: int) -> dict[str, list[str]]:
-    """Fills files up to `limit` bytes; a larger tensor has one to itself."""
+def _split_by_size(specs: Mapping[str, Spec], limit: int) -> dict[str, list[str]]:
+    """Splits tensors into files of at most `limit` bytes, or of one larger tensor."""
     files: list[list[str]] = [[]]
     room = limit
     for name, spec in specs.items():

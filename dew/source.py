@@ -1,4 +1,4 @@
-"""A model with the variables it starts from: what an objective is built on."""
+"""A model with its initial variables and tokenizer, which objectives train."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,35 +14,39 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Drawable(Protocol):
-    """A model that can draw its variables from a key, as flax modules do."""
+    """A model that can initialise its variables from a key, as flax modules do."""
 
     def init(self, rngs: Array, inputs: Mapping[str, Array]) -> Variables:
-        """New variables, sized by one example batch."""
+        """Returns new variables, sized by one example batch."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A model, its starting variables if it has any, and its tokenizer.
+    """A model, its initial variables if it has any, and its tokenizer.
 
-    `dew.load` returns one that also knows the folder it came from. `Source(model=…)`
-    alone is a model to train from nothing: its variables are drawn from a key.
-
-    `eos_ids` end a generated text; `chat_template` is the folder's Jinja text.
+    `dew.load` returns a `Pretrained`, which adds the folder it was read from.
+    `Source(model=…)` alone is a model to train from scratch.
     """
 
     model: Model
+    """The network, as pure functions of its variables."""
     variables: Variables | None = None
+    """Initial variables; None means random ones, drawn from a key."""
     tokenizer: "Tokenizer | None" = None
+    """The tokenizer; None for models of other inputs than text."""
     chat_template: str | None = None
+    """The chat template's Jinja text."""
     eos_ids: tuple[int, ...] = ()
+    """Ids of the tokens that end a generated text."""
     config: Mapping[str, Any] | None = None
+    """The fields of config.json."""
 
     def draw(self, key: Array, inputs: Mapping[str, Array]) -> Variables:
-        """Returns new variables for the model, drawn from `key`.
+        """Returns new variables for the model, initialised from `key`.
 
         Raises:
-            TypeError: the model has no initializer, as a lowered one.
+            TypeError: the model has no initialiser, as lowered models have none.
         """
         if not isinstance(self.model, Drawable):
             raise TypeError(

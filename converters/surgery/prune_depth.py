@@ -12,7 +12,7 @@ from dew.converters.folder.weights import SINGLE
 from dew.converters.folder.write import copied_files, json_bytes, write_folder
 from dew.converters.load import family_of
 from dew.converters.pretrained import Pretrained
-from dew.converters.surgery.prune_widths import WHOLE, Widths, choose
+from dew.converters.surgery.prune_widths import WHOLE, Widths, select_widths
 
 LAYERS = "layers"
 
@@ -34,7 +34,7 @@ def prune_layers(
     """
     field, count = _count(source)
     _check(layers, count)
-    cut = choose(source, widths, layers)
+    cut = select_widths(source, widths, layers)
     names = _renamed(source, layers)
     weights = source.folder.weights
     specs = [

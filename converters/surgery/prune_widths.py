@@ -1,6 +1,6 @@
-"""Which widths of a model to keep, by the size of the weights behind them.
+"""Width pruning: selects neurons, heads and dimensions by the norms of their weights.
 
-Widths are cut in the tensors as they are stored, so that what is kept keeps its bytes.
+Tensors are cut as they are stored, so that kept values keep their bytes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,44 +47,45 @@ AXES: Mapping[tuple[str, str], tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Widths:
-    """How much of each width to keep; None keeps all.
-
-    `mlp` counts neurons of each block's feed-forward layer, `kv_heads` heads of keys
-    and values, whose queries go with them, and `embed` dimensions of the residual
-    stream, the same in all blocks.
-    """
+    """Sizes to keep of a model's widths; None keeps all."""
 
     mlp: int | None = None
+    """Neurons of each block's feed-forward layer."""
     kv_heads: int | None = None
+    """Key and value heads of each block, with the query heads that share them."""
     embed: int | None = None
+    """Dimensions of the residual stream, the same ones in all blocks."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is cut."""
+        """Whether all widths are kept."""
         return (self.mlp, self.kv_heads, self.embed) == (None, None, None)
 
 
 WHOLE = Widths()
-"""Cuts nothing."""
+"""Keeps every width of the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """The places that are kept, by block and axis, and what the config says then."""
+    """Indices kept on each axis, and the config of the model that they make."""
 
     kept: Mapping[tuple[str, str], np.ndarray]
-    config: Mapping[str, Any]
+    """Kept indices by block and axis; the block is empty outside of blocks."""
+    config: Mapping[str, int]
+    """New values of config fields."""
     axes: Mapping[str, tuple[tuple[str, str], ...]]
+    """Block and axis behind each axis of a stored tensor."""
 
     def of(self, name: str, stored: np.ndarray) -> np.ndarray:
-        """What is kept of a stored tensor."""
+        """Returns the kept part of a stored tensor."""
         for axis, key in enumerate(self.axes.get(name, ())):
             if key in self.kept:
                 stored = np.take(stored, self.kept[key], axis=axis)
         return stored
 
     def shape(self, name: str, shape: Sequence[int]) -> tuple[int, ...]:
-        """Its shape."""
+        """Returns the shape of a stored tensor's kept part."""
         keys = self.axes.get(name, ())
         if not keys:
             return tuple(shape)
@@ -94,14 +95,19 @@ class Cut:
         )
 
 
-def choose(source: Pretrained, widths: Widths, layers: Sequence[int]) -> Cut:
-    """Chooses what to keep in blocks `layers`: what has the largest weights.
+def select_widths(source: Pretrained, widths: Widths, layers: Sequence[int]) -> Cut:
+    """Selects the neurons, heads and dimensions with the largest weights.
 
-    A neuron's, head's or dimension's size is the product of the norms of the weights
-    that write it and that read it; a dimension's is taken over all blocks kept.
+    The score of each is the product of two norms: of its incoming and its outgoing
+    weights. A dimension of the residual stream is scored over all kept blocks.
+
+    Args:
+        source: the model to prune.
+        widths: sizes to keep.
+        layers: numbers of the kept blocks.
 
     Raises:
-        ValueError: a width is out of range, or a tensor's widths cannot be told apart.
+        ValueError: a width is out of range, or a tensor's axes are not known.
     """
     if widths.is_whole:
         return Cut(kept={}, config={}, axes={})
@@ -119,14 +125,14 @@ def choose(source: Pretrained, widths: Widths, layers: Sequence[int]) -> Cut:
             kept[layer, "kv"] = _runs(heads, dim)
             kept[layer, "heads"] = _runs(heads, dim * group)
     if widths.embed is not None:
-        chosen = _largest(_dimensions(source, axes, layers), widths.embed)
-        kept |= {(layer, "embed"): chosen for layer in ("", *map(str, layers))}
+        dimensions = _largest(_dimensions(source, axes, layers), widths.embed)
+        kept |= {(layer, "embed"): dimensions for layer in ("", *map(str, layers))}
     return Cut(kept=kept, config=_config(source, widths, sizes), axes=axes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Reader:
-    """The norms of one block's weights, neuron by neuron and head by head."""
+    """Norms of one block's weights, by neuron and by head."""
 
     source: Pretrained
     layer: str
@@ -159,13 +165,14 @@ def _dimensions(
     axes: Mapping[str, tuple[tuple[str, str], ...]],
     layers: Sequence[int],
 ) -> np.ndarray:
-    """The size of every dimension of the residual stream, over the kept blocks."""
+    """Returns the score of every dimension of the residual stream."""
     sums: dict[bool, Any] = {True: 0.0, False: 0.0}
     for name, keys in axes.items():
-        named = [axis for _, axis in keys]
-        if "embed" not in named or len(keys) < 2 or keys[0][0] not in _told(layers):
+        names = [axis for _, axis in keys]
+        blocks = ("", *map(str, layers))
+        if "embed" not in names or len(keys) < 2 or keys[0][0] not in blocks:
             continue
-        place = named.index("embed")
+        place = names.index("embed")
         tensor = np.asarray(source.folder.weights.view(name), np.float32)
         squares = np.square(tensor).sum(axis=1 - place)
         # Stored as [out, in]: the first axis is written to, the second is read.
@@ -174,29 +181,25 @@ def _dimensions(
     return np.sqrt(sums[True]) * np.sqrt(sums[False])
 
 
-def _told(layers: Sequence[int]) -> tuple[str, ...]:
-    return ("", *map(str, layers))
-
-
 def _axes(source: Pretrained) -> dict[str, tuple[tuple[str, str], ...]]:
-    """The block and the axis name behind each axis of every stored tensor."""
-    found, faults = {}, []
+    """Returns the block and axis name behind each axis of every stored tensor."""
+    axes, faults = {}, []
     for name, pieces in source.table.sources.items():
         path = pieces[0].target
-        known = AXES.get((path[-2], path[-1]))
+        names = AXES.get((path[-2], path[-1]))
         pattern = pieces[0].layout.pattern
         is_plain = len(pieces) == 1 and (pattern in PLAIN or _is_same(pattern))
-        if known is None or not is_plain or pieces[0].entry is not None:
+        if names is None or not is_plain or pieces[0].entry is not None:
             faults.append(name)
             continue
         layer = path[2] if path[1] == "layers" else ""
-        found[name] = tuple((layer, axis) for axis in known)
+        axes[name] = tuple((layer, axis) for axis in names)
     if faults:
         raise ValueError(
             "the widths of these tensors cannot be cut, for they are experts, fused or "
             f"of another kind: {', '.join(faults[:5])}"
         )
-    return found
+    return axes
 
 
 def _is_same(pattern: str) -> bool:
@@ -205,7 +208,7 @@ def _is_same(pattern: str) -> bool:
 
 
 def _sizes(source: Pretrained) -> dict[str, int]:
-    """The widths that the model has, from its own variables."""
+    """Returns the widths of the model, from the shapes of its variables."""
     shapes: dict[Path, tuple[int, ...]] = dict(source.table.variables)
     block = ("params", "layers", "0")
     try:
@@ -220,10 +223,10 @@ def _sizes(source: Pretrained) -> dict[str, int]:
 
 
 def _check(widths: Widths, sizes: Mapping[str, int]) -> None:
-    wanted = {"mlp": widths.mlp, "kv": widths.kv_heads, "embed": widths.embed}
+    targets = {"mlp": widths.mlp, "kv": widths.kv_heads, "embed": widths.embed}
     faults = [
         f"{name} can be 1 to {sizes[name]}, got {value}"
-        for name, value in wanted.items()
+        for name, value in targets.items()
         if value is not None and not 1 <= value <= sizes[name]
     ]
     if faults:
@@ -232,8 +235,8 @@ def _check(widths: Widths, sizes: Mapping[str, int]) -> None:
 
 def _config(
     source: Pretrained, widths: Widths, sizes: Mapping[str, int]
-) -> dict[str, Any]:
-    """The config's fields as the cut model has them."""
+) -> dict[str, int]:
+    """Returns the config's fields with the pruned widths."""
     kv = widths.kv_heads or sizes["kv"]
     attributes = {
         "mlp.dim": widths.mlp or sizes["mlp"],
@@ -244,21 +247,21 @@ def _config(
     }
     family = family_of(source.config, source.address)
     spelled = {new: old for old, new in family.aliases.items()}
-    found = {}
+    changed = {}
     for name, field in family.fields.items():
         targets = field.to if isinstance(field, Use) else ()
         for target in (targets,) if isinstance(targets, str) else targets:
             if target in attributes:
                 written = spelled.get(name, name)
-                found[name if name in source.config else written] = attributes[target]
-    return found
+                changed[name if name in source.config else written] = attributes[target]
+    return changed
 
 
 def _largest(sizes: np.ndarray, count: int) -> np.ndarray:
-    """The places of the largest, in their own order; the first of equal ones."""
+    """Returns the ascending indices of the largest; the first of equal ones."""
     return np.sort(np.argsort(-sizes, kind="stable")[:count])
 
 
 def _runs(places: np.ndarray, size: int) -> np.ndarray:
-    """The places within an axis that is laid out in runs."""
+    """Returns the indices within an axis of runs of `size` that the runs cover."""
     return (places[:, None] * size + np.arange(size)).reshape(-1)
