@@ -66,7 +66,7 @@ class Folder:
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
-        """The fields of config.json.
+        """The fields of the model's config.json.
 
         Raises:
             ValueError: there is no config.json, so this is not a model's folder.
@@ -102,6 +102,11 @@ class Folder:
                 f"{self.address} has no weights that can be read: {_others(self.path)}"
             )
         return weights
+
+    @cached_property
+    def adapter_config(self) -> Mapping[str, Any]:
+        """The fields of adapter_config.json; empty where the file is absent."""
+        return read_json(self.path / ADAPTER_CONFIG)
 
     @cached_property
     def generation_config(self) -> Mapping[str, Any]:

@@ -28,7 +28,6 @@ from dew.converters.folder.folder import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     Folder,
-    read_json,
 )
 from dew.converters.folder.safetensors import Spec, write_file
 from dew.converters.folder.weights import Weights, unreadable
@@ -73,7 +72,7 @@ def base_address(adapter: Folder) -> str:
     Raises:
         ValueError: its config names none.
     """
-    config = read_json(adapter.path / ADAPTER_CONFIG)
+    config = adapter.adapter_config
     name, revision = (config.get(k) for k in ("base_model_name_or_path", "revision"))
     if not name:
         raise ValueError(
@@ -97,7 +96,7 @@ def load_adapter(
         ValueError: a field of the config, a target or a tensor is not accounted for;
             the message lists all of them.
     """
-    config = read_json(adapter.path / ADAPTER_CONFIG)
+    config = adapter.adapter_config
     lora = read_config(config, adapter.address)
     trained = find_trained(base, lora)
     form = Form(base=base, trained=trained)

@@ -1,4 +1,4 @@
-"""Cuts a smaller model out of a folder: some blocks and widths, with their weights."""
+"""Depth pruning: writes a smaller model of some blocks and widths of a larger one."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -25,12 +25,24 @@ def prune_layers(
 ) -> Path:
     """Writes a folder with only the blocks `layers` of a native model, in that order.
 
-    What is kept of a tensor keeps its bytes; those of a block get its new number. The
-    config keeps all but the number of blocks and the widths that were cut, and of lists
-    with an entry a block those of the kept.
+    Kept values keep their bytes; tensors of a block are renamed to its new number. The
+    config changes in the number of blocks, in pruned widths, and in lists with one
+    entry for each block.
+
+        >>> from dew.converters.surgery import prune_layers
+        >>> folder = prune_layers(dew.load(FOLDER), (0,), "one-block")
+        >>> dew.load(folder).config["num_hidden_layers"]
+        1
+
+    Args:
+        source: the model to prune.
+        layers: numbers of the kept blocks, counted from 0.
+        folder: the folder to write; it appears when it is complete.
+        widths: sizes of the widths to keep; by default all.
 
     Raises:
-        ValueError: a block is not there, or named twice, or the folder is taken.
+        ValueError: a block does not exist or is named twice, a block would be of
+            another kind in its new place, or the folder exists.
     """
     field, count = _count(source)
     _check(layers, count)
@@ -61,10 +73,10 @@ def prune_layers(
 
 
 def spread_layers(count: int, kept: int) -> tuple[int, ...]:
-    """`kept` of `count` blocks, evenly spread, the first and the last among them.
+    """Returns `kept` of `count` block numbers, evenly spread from first to last.
 
     Raises:
-        ValueError: so many cannot be kept.
+        ValueError: `kept` is not between 1 and `count`.
     """
     if not 1 <= kept <= count:
         raise ValueError(f"a model of {count} blocks can keep 1 to {count}, got {kept}")
@@ -75,12 +87,12 @@ def spread_layers(count: int, kept: int) -> tuple[int, ...]:
 
 
 def num_layers(source: Pretrained) -> int:
-    """How many blocks a native model has."""
+    """Returns the number of blocks of a native model."""
     return _count(source)[1]
 
 
 def _count(source: Pretrained) -> tuple[str, int]:
-    """The config field that counts blocks, and their number."""
+    """Returns the config field of the number of blocks, and that number."""
     family = family_of(source.config, source.address)
     fields = [
         name
@@ -112,7 +124,7 @@ def _check_kinds(
 ) -> None:
     """Raises where a kept block would be of another kind in its new place.
 
-    A config may say which blocks have a window, or lack a norm, by their place alone.
+    A config may define which blocks have a window, or lack a norm, by position alone.
     """
     family = family_of(source.config, source.address)
     before, after = (
@@ -132,7 +144,7 @@ def _check_kinds(
 
 
 def _renamed(source: Pretrained, layers: Sequence[int]) -> dict[str, str]:
-    """The new name of every tensor that stays, to its old one."""
+    """Returns the old name of every kept tensor by its new name."""
     numbers = {str(old): str(new) for new, old in enumerate(layers)}
     names = {}
     for old in source.folder.weights.entries:
@@ -144,7 +156,7 @@ def _renamed(source: Pretrained, layers: Sequence[int]) -> dict[str, str]:
             names[old] = old
         elif below[0] in numbers:
             parts = old.split(".")
-            # The block's number comes before any other: an expert's, say.
+            # The block's number comes before any other, such as an expert's.
             parts[parts.index(below[0])] = numbers[below[0]]
             names[".".join(parts)] = old
     return names
