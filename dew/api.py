@@ -92,6 +92,7 @@ def load(
     An architecture that the native road lacks is loaded by the lowered one, with a line
     on stderr. An adapter's folder gives an `Adapted`: the adapter over its base model.
 
+        >>> import dew, numpy as np
         >>> source = dew.load(FOLDER)
         >>> source.config["model_type"], source.road
         ('llama', 'native')
@@ -181,9 +182,11 @@ def save(
     model with an adapter the adapter alone is written, as PEFT's folder, unless `merge`
     is true.
 
-        >>> out = dew.save(dew.load(FOLDER), "copy")
-        >>> sorted(file.name for file in out.iterdir())
-        ['config.json', 'model.safetensors', 'tokenizer.json']
+        >>> import dew
+        >>> source = dew.load(FOLDER)
+        >>> copy = dew.load(dew.save(source, "copy"))
+        >>> copy.content_hash == source.content_hash
+        True
 
     Args:
         task: a task from `pipeline()`, or a model from `load`.
@@ -288,9 +291,10 @@ def certify(
 
     Both compute in float32. The certificate has the differences, passed or not.
 
+        >>> import dew
         >>> certificate = dew.certify(FOLDER)
         >>> certificate.passed, certificate.missing
-        (True, [])
+        (True, ())
 
     Args:
         folder: a model's or an adapter's folder.

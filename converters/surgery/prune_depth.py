@@ -29,6 +29,7 @@ def prune_layers(
     config changes in the number of blocks, in pruned widths, and in lists with one
     entry for each block.
 
+        >>> import dew
         >>> from dew.converters.surgery import prune_layers
         >>> folder = prune_layers(dew.load(FOLDER), (0,), "one-block")
         >>> dew.load(folder).config["num_hidden_layers"]
