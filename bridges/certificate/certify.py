@@ -1,12 +1,12 @@
-"""The certificate: a folder reloaded in transformers, and compared with ours.
+"""The certificate: a folder reloaded in transformers and compared with dew's model.
 
-It speaks of the folder as it lies on disk: which keys transformers missed or did not
-expect, how far its answers are from ours over long and padded inputs, and whether both
+It covers the folder as it is on disk: which keys transformers missed or did not
+expect, how far its outputs are from dew's over long and padded inputs, and whether both
 continue the same prompts alike.
 """
 
 import importlib.metadata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,16 +25,17 @@ PROMPTS = (
     "def fibonacci(n):\n    ",
     "Once upon a time, there was a little robot who",
 )
-"""What is continued where the caller gives no prompts."""
+"""Prompts to continue if the caller gives none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Certificate:
-    """What reloading a folder in transformers came to; `passed` sums it up.
+    """The result of reloading a folder in transformers; `passed` without any fault.
 
-    `unexpected` tensors that the source's family knows to mean nothing, old buffers and
-    heads of pretraining, are named and are no fault. A model without a head is compared
-    by its final states, and one that writes no text continues none.
+    `unexpected` tensors that the family lists as meaningless, such as old buffers and
+    heads of pretraining, are listed and are not a fault. A model without a head is
+    compared by its final hidden states, and one that generates no text has no
+    continuations.
     """
 
     passed: bool
@@ -52,51 +53,53 @@ class Certificate:
     content_hash: str
     versions: dict[str, str]
 
-    def json(self) -> dict[str, Any]:
-        """The same as plain JSON values."""
+    def json(self) -> dict[str, object]:
+        """Returns the certificate as plain JSON values."""
         return asdict(self)
 
 
 def certify(
-    ours: Pretrained,
+    loaded: Pretrained,
     folder: str | Path,
     *,
     prompts: Sequence[str] = (),
     new_tokens: int = 20,
 ) -> Certificate:
-    """Reloads `folder` in transformers and compares it with `ours`, loaded from it.
+    """Reloads `folder` in transformers and compares it with `loaded`, dew's model.
 
-    Both compute in float32 on the CPU; `ours` must have been loaded so. Nothing is
-    raised for what the comparison finds: see `Certificate.faults`.
+    Both compute in float32 on the CPU; `loaded` must have been loaded so. Differences
+    are not raised but listed: see `Certificate.faults`.
     """
     texts = tuple(prompts) or PROMPTS
     with quiet():
-        theirs, report = _load(Path(folder), ours.config)
-        logits = compare(ours, theirs, probes(ours, theirs, texts))
-        written = continuations(ours, theirs, texts, new_tokens, logits.allowed)
+        # Logits first: the difference that they are allowed decides which continuations
+        # count as ties.
+        reference, report = _load(Path(folder), loaded.config)
+        logits = compare(loaded, reference, probes(loaded, reference, texts))
+        written = continuations(loaded, reference, texts, new_tokens, logits.allowed)
     lists = {
         "missing": _names(report["missing_keys"]),
         "unexpected": _names(report["unexpected_keys"]),
         "mismatched": _names(report["mismatched_keys"]),
         "errors": _names(report["error_msgs"]),
     }
-    tied, tie_faults = _tie(theirs)
+    tied, tie_faults = _tie(reference)
     faults = [
-        *_report_faults(ours, lists),
+        *_report_faults(loaded, lists),
         *tie_faults,
         *_difference_faults(logits, written),
     ]
     return Certificate(
         passed=not faults,
         faults=tuple(faults),
-        architecture=type(theirs).__name__,
-        road=ours.road,
-        parameters=sum(p.numel() for p in theirs.parameters()),
+        architecture=type(reference).__name__,
+        road=loaded.road,
+        parameters=sum(p.numel() for p in reference.parameters()),
         **lists,
         tied=tied,
         logits=logits,
         continuations=written,
-        content_hash=ours.content_hash,
+        content_hash=loaded.content_hash,
         versions={
             name: importlib.metadata.version(name)
             for name in ("dew-bridge", "jax", "torch", "transformers")
@@ -104,12 +107,14 @@ def certify(
     )
 
 
-def _report_faults(ours: Pretrained, lists: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """What transformers said on loading, without what the table knows as left over."""
+def _report_faults(
+    loaded: Pretrained, lists: Mapping[str, tuple[str, ...]]
+) -> list[str]:
+    """Returns the faults in transformers' loading report, less ignored tensors."""
     return [
         f"{len(names)} {kind} in transformers' report: {', '.join(names[:5])}"
         for kind, listed in lists.items()
-        if (names := [n for n in listed if not ours.table.ignores(n)])
+        if (names := [n for n in listed if not loaded.table.ignores(n)])
     ]
 
 
@@ -129,9 +134,11 @@ def _difference_faults(logits: Logits, written: Sequence[Continuation]) -> list[
 
 
 def _load(folder: Path, config: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Loads by the class that the config names; an adapter's is its base's config."""
-    named = (config.get("architectures") or [""])[0]
-    kind = getattr(transformers, named, transformers.AutoModelForCausalLM)
+    """Loads by the class that the config names; an adapter has its base's config."""
+    architecture = (config.get("architectures") or [""])[0]
+    kind = getattr(transformers, architecture, transformers.AutoModelForCausalLM)
+    # Eager attention is the reference; `compare` also runs sdpa, to see by how much
+    # torch differs from itself.
     loaded: Any = kind.from_pretrained(
         folder,
         dtype=torch.float32,
@@ -145,32 +152,35 @@ def _load(folder: Path, config: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]
     return model.eval(), report
 
 
-def _greedy_config(asked: Any) -> Any:
-    """Only what a text begins and ends with.
+def _greedy_config(
+    config: transformers.GenerationConfig,
+) -> transformers.GenerationConfig:
+    """Returns the special tokens of a generation config and nothing else.
 
-    Penalties, beams and forced tokens are no part of a model, and would part two that
-    are the same.
+    Penalties, beams and forced tokens are not part of a model, and would make two that
+    are the same continue differently.
     """
-    kept = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
-    said = asked.to_dict()
-    return transformers.GenerationConfig(**{name: said.get(name) for name in kept})
+    names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+    fields = config.to_dict()
+    return transformers.GenerationConfig(**{name: fields.get(name) for name in names})
 
 
-def _names(entries: Any) -> tuple[str, ...]:
+def _names(entries: Iterable[object]) -> tuple[str, ...]:
     return tuple(sorted(str(entry) for entry in entries))
 
 
 def _tie(model: Any) -> tuple[bool, list[str]]:
-    """Whether embedding and head are one tensor, and what is wrong with that."""
+    """Returns whether embedding and head are one tensor, and faults of the config."""
     head = model.get_output_embeddings()
     if head is None:
         return False, []
     shared = head.weight is model.get_input_embeddings().weight
-    asked = bool(model.config.get_text_config().tie_word_embeddings)
-    if asked == shared:
+    configured = bool(model.config.get_text_config().tie_word_embeddings)
+    if configured == shared:
         return shared, []
     return shared, [
-        f"config.json says tie_word_embeddings={asked}, but transformers has the head "
+        f"config.json says tie_word_embeddings={configured}, but transformers has the "
+        + "head "
         + ("tied" if shared else "apart")
     ]
 
@@ -178,7 +188,7 @@ def _tie(model: Any) -> tuple[bool, list[str]]:
 def continue_with_torch(folder: str | Path, prompt: str, new_tokens: int = 24) -> str:
     """Loads a folder in transformers and returns its greedy continuation of a prompt.
 
-    The continuation alone; weights are computed in float32.
+    The prompt is not part of it; weights are float32.
     """
     with quiet():
         model, _ = _load(Path(folder), {})

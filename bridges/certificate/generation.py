@@ -1,4 +1,4 @@
-"""Texts as both sides write them, greedily: torch and us."""
+"""Greedy continuations of the same prompts by torch and by dew."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,10 +13,11 @@ from dew.tasks.seq2seq_generation import TargetGeneration, pad_right
 
 @dataclass(frozen=True, kw_only=True)
 class Continuation:
-    """One prompt, continued greedily by both; an encoder-decoder answers it.
+    """One prompt and its greedy continuation by torch and by dew.
 
-    Where the texts part, `gap` is how much torch's two likeliest logits differ there: a
-    gap smaller than the allowed difference is a tie, which either may break.
+    An encoder-decoder reads the prompt and generates a target. Where the texts first
+    differ, `gap` is the difference of torch's two largest logits: a gap smaller than
+    the allowed difference is a tie, which either may break.
     """
 
     prompt: str
@@ -27,19 +28,26 @@ class Continuation:
 
 
 def continuations(
-    ours: Pretrained, theirs: Any, texts: Sequence[str], new_tokens: int, tie: float
+    loaded: Pretrained,
+    reference: Any,
+    texts: Sequence[str],
+    new_tokens: int,
+    tie: float,
 ) -> tuple[Continuation, ...]:
-    """Has both continue every prompt, where the model writes text from text."""
-    tokenizer = ours.tokenizer
-    writes = theirs.can_generate() and theirs.main_input_name == "input_ids"
-    if tokenizer is None or not writes:
+    """Continues every prompt by both, for models that generate text from text.
+
+    `tie` is the difference of logits below which differing tokens count as equal.
+    """
+    tokenizer = loaded.tokenizer
+    generates = reference.can_generate() and reference.main_input_name == "input_ids"
+    if tokenizer is None or not generates:
         return ()
     rows = [tokenizer.encode(text).ids for text in texts]
     compared = []
-    mine = _dew_continuations(ours, theirs, rows, new_tokens)
-    for text, row, new in zip(texts, rows, mine, strict=True):
-        want = greedy(theirs, row, new_tokens)
-        gap = None if want == new else _logit_gap(theirs, row, want, new)
+    continued = _dew_continuations(loaded, reference, rows, new_tokens)
+    for text, row, new in zip(texts, rows, continued, strict=True):
+        want = greedy(reference, row, new_tokens)
+        gap = None if want == new else _logit_gap(reference, row, want, new)
         compared.append(
             Continuation(
                 prompt=text,
@@ -53,46 +61,46 @@ def continuations(
 
 
 def _dew_continuations(
-    ours: Pretrained, theirs: Any, rows: Sequence[Sequence[int]], new_tokens: int
+    loaded: Pretrained, reference: Any, rows: Sequence[Sequence[int]], new_tokens: int
 ) -> list[list[int]]:
-    if not theirs.config.is_encoder_decoder:
-        task = TextGeneration(ours, ours.variables)
+    if not reference.config.is_encoder_decoder:
+        task = TextGeneration(loaded, loaded.variables)
         return task.continue_tokens(rows, max_new_tokens=new_tokens)
-    writer = TargetGeneration(ours, ours.variables, _decoder_start_id(theirs))
+    writer = TargetGeneration(loaded, loaded.variables, _decoder_start_id(reference))
     return writer.write(pad_right(rows), max_new_tokens=new_tokens)
 
 
 def greedy(model: Any, ids: Sequence[int], new_tokens: int) -> list[int]:
-    """Torch's greedy continuation of one row of ids, or what it answers to it."""
+    """Returns torch's greedy continuation of one row of ids, or an encoder's target."""
     with torch.inference_mode():
-        whole = model.generate(
+        ids_out = model.generate(
             torch.tensor([list(ids)]),
             attention_mask=torch.ones(1, len(ids), dtype=torch.long),
             max_new_tokens=new_tokens,
             do_sample=False,
         )
-    read = 1 if model.config.is_encoder_decoder else len(ids)
-    return whole[0, read:].tolist()
+    skip = 1 if model.config.is_encoder_decoder else len(ids)
+    return ids_out[0, skip:].tolist()
 
 
 def _decoder_start_id(model: Any) -> int:
-    """The token that a decoder begins with."""
-    said = model.generation_config
+    """Returns the token id that a decoder begins with."""
+    config = model.generation_config
     return (
-        said.bos_token_id
-        if said.decoder_start_token_id is None
-        else said.decoder_start_token_id
+        config.bos_token_id
+        if config.decoder_start_token_id is None
+        else config.decoder_start_token_id
     )
 
 
 def _logit_gap(model: Any, ids: list[int], want: list[int], got: list[int]) -> float:
-    """How far apart torch's two likeliest logits are where the continuations part."""
+    """Difference of torch's two largest logits where the continuations first differ."""
     shared = 0
     while shared < min(len(want), len(got)) and want[shared] == got[shared]:
         shared += 1
     if model.config.is_encoder_decoder:
-        begun = torch.tensor([[_decoder_start_id(model), *want[:shared]]])
-        inputs = {"input_ids": torch.tensor([ids]), "decoder_input_ids": begun}
+        prefix = torch.tensor([[_decoder_start_id(model), *want[:shared]]])
+        inputs = {"input_ids": torch.tensor([ids]), "decoder_input_ids": prefix}
     else:
         inputs = {"input_ids": torch.tensor([ids + want[:shared]])}
     with torch.inference_mode():

@@ -1,9 +1,10 @@
-"""How far two forwards of one model are apart: torch's and ours."""
+"""The largest difference between the outputs of torch and of dew for one model."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 import torch
 
@@ -26,12 +27,13 @@ rounding does so in every framework: after 16 steps of training, SmolLM2 in torc
 
 @dataclass(frozen=True, kw_only=True)
 class Logits:
-    """How far two forwards are apart, in float32, where they are furthest.
+    """The differences of one output from torch, in float32, over all probes.
 
-    `output` is the torch name of what is compared: logits, or of a model without a
-    head its states. `torch_own_difference` is what torch's `eager` and `sdpa` attention
-    differ by. `scale` is the largest value; `argmax_agreement` the share of positions
-    whose likeliest token is the same.
+    `output` is its name in torch: logits, or for a model without a head its hidden
+    states. `torch_own_difference` is the largest difference between torch's own `eager`
+    and `sdpa` attention. `scale` is the largest value; `argmax_agreement` the share of
+    positions with the same most likely token. `longest` is the length of the longest
+    row in tokens.
     """
 
     output: str
@@ -46,7 +48,7 @@ class Logits:
 
 @dataclass
 class _OutputDifference:
-    """What one output came to over all probes so far."""
+    """Running differences of one output over the probes so far."""
 
     difference: float = 0.0
     own: float = 0.0
@@ -55,7 +57,7 @@ class _OutputDifference:
     positions: int = 0
 
     def add(self, got: np.ndarray, want: np.ndarray, again: np.ndarray) -> None:
-        """Takes in rows of ours, of torch's, and of torch's other attention."""
+        """Adds rows of dew's output, of torch's, and of torch's other attention."""
         self.difference = max(self.difference, _largest(got - want))
         self.own = max(self.own, _largest(again - want))
         self.scale = max(self.scale, _largest(want))
@@ -63,7 +65,7 @@ class _OutputDifference:
         self.positions += len(want)
 
     def logits(self, output: str, longest: int) -> Logits:
-        """The same as what is told of it."""
+        """Returns the record of all rows added so far."""
         return Logits(
             output=output,
             largest_difference=self.difference,
@@ -77,61 +79,68 @@ class _OutputDifference:
 
 
 def _largest(values: np.ndarray) -> float:
-    """The largest magnitude; a NaN is larger than all."""
+    """Returns the largest magnitude; a NaN counts as infinite."""
     return float(np.nan_to_num(np.abs(values), nan=np.inf, posinf=np.inf).max())
 
 
-def compare(ours: Pretrained, theirs: Any, probes: Iterable[Probe]) -> Logits:
-    """Returns the comparison of the output that is furthest off, for what it may be.
+def compare(loaded: Pretrained, reference: Any, probes: Iterable[Probe]) -> Logits:
+    """Returns the comparison of the output that is furthest off.
 
-    Every output of a lowered model is compared, and the logits or the final states of
-    a native one.
+    Furthest relative to what it is allowed. Every output of a lowered model is
+    compared, and the logits or the final hidden states of a native one.
     """
     seen: dict[str, _OutputDifference] = {}
     longest = 0
     for probe in probes:
-        want = _torch_outputs(theirs, probe, "eager")
-        again = _torch_outputs(theirs, probe, "sdpa") if theirs._supports_sdpa else want
-        got = _dew_outputs(ours, theirs, probe)
+        # Torch twice: what its two attentions differ by is rounding that this model
+        # magnifies, and so the measure of what dew may differ by.
+        want = _torch_outputs(reference, probe, "eager")
+        again = (
+            _torch_outputs(reference, probe, "sdpa")
+            if reference._supports_sdpa
+            else want
+        )
+        got = _dew_outputs(loaded, reference, probe)
+        # By name: dew leaves caches out, and torch the outputs of an encoder.
         for name in got.keys() & want.keys():
             rows = (_rows(side[name], probe) for side in (got, want, again))
             seen.setdefault(name, _OutputDifference()).add(*rows)
         longest = max(longest, probe.longest)
     compared = [one.logits(name, longest) for name, one in sorted(seen.items())]
-    return max(compared, key=lambda found: found.largest_difference / found.allowed)
+    return max(compared, key=lambda one: one.largest_difference / one.allowed)
 
 
-def _torch_outputs(model: Any, probe: Probe, way: str) -> dict[str, np.ndarray]:
-    """Torch's answers, by the attention of that name."""
-    model.set_attn_implementation(way)
-    where = CapturePoints(head=None, trunk=None, blocks=None)
+def _torch_outputs(model: Any, probe: Probe, attention: str) -> dict[str, np.ndarray]:
+    """Returns torch's floating outputs by name, with that attention implementation."""
+    model.set_attn_implementation(attention)
+    points = CapturePoints(head=None, trunk=None, blocks=None)
     with torch.inference_mode():
-        said = torch_outputs(model, torch_inputs(model, probe.inputs), where)
-    # A decoder's answers show what its encoder gave it.
+        outputs = torch_outputs(model, torch_inputs(model, probe.inputs), points)
+    # The decoder's outputs depend on its encoder's, so these need no comparison.
     return {
         name: tensor.numpy()
-        for name, tensor in said.items()
+        for name, tensor in outputs.items()
         if tensor.is_floating_point() and not name.startswith("encoder_")
     }
 
 
-def _dew_outputs(ours: Pretrained, theirs: Any, probe: Probe) -> Mapping[str, Any]:
-    """Our answers, by torch's names."""
-    match ours.model:
+def _dew_outputs(loaded: Pretrained, reference: Any, probe: Probe) -> Mapping[str, Any]:
+    """Returns dew's outputs under torch's names."""
+    match loaded.model:
         case Lowered() as lowered:
-            return lowered.outputs(ours.variables, probe.inputs)
+            return lowered.outputs(loaded.variables, probe.inputs)
     inputs = dict(probe.inputs)
-    if theirs.base_model is theirs:
-        final = ours.model.apply(ours.variables, inputs, method="hidden")
+    if reference.base_model is reference:
+        final = loaded.model.apply(loaded.variables, inputs, method="hidden")
         return {"last_hidden_state": final}
-    return {"logits": ours.logits(inputs["tokens"], inputs["mask"])}
+    return {"logits": loaded.logits(inputs["tokens"], inputs["mask"])}
 
 
-def _rows(said: Any, probe: Probe) -> np.ndarray:
-    """A row for each real position, or for each text where a text has one answer."""
-    said = np.asarray(said, np.float32)
+def _rows(output: jax.typing.ArrayLike, probe: Probe) -> np.ndarray:
+    """Returns a row for each real position, or for each text with a single output."""
+    values = np.asarray(output, np.float32)
     real = probe.real
-    if real is not None and said.shape[:2] == real.shape:
-        said = said[real]
-        return said if said.ndim > 1 else said[:, None]
-    return said.reshape(-1, said.shape[-1] if said.ndim > 1 else 1)
+    if real is not None and values.shape[:2] == real.shape:
+        values = values[real]
+        return values if values.ndim > 1 else values[:, None]
+    return values.reshape(-1, values.shape[-1] if values.ndim > 1 else 1)

@@ -1,4 +1,4 @@
-"""Transformers without its own bars and warnings, while we speak for it."""
+"""Silences the progress bars and warnings of transformers."""
 
 import warnings
 from collections.abc import Iterator
@@ -9,13 +9,13 @@ from transformers.utils import logging
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps transformers' bars and warnings off the screen for a while."""
+    """Hides transformers' progress bars and warnings inside the context."""
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
         with warnings.catch_warnings():
-            # PEFT asks transformers by names that are going away.
+            # PEFT uses names of transformers that are deprecated.
             warnings.simplefilter("ignore", FutureWarning)
             yield
     finally:

@@ -1,13 +1,15 @@
-"""From a folder to a lowered model: config and weights, with no copy held by torch."""
+"""Loads a folder as a lowered model; weights go from file to device, not via torch."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import jax
 import numpy as np
 import transformers
+from jax.typing import DTypeLike
+from jaxtyping import PyTree
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from dew.bridges.dlpack import to_torch
 from dew.bridges.dtypes import torch_dtype
@@ -38,30 +40,32 @@ from dew.typing import Path
 def load_lowered(
     address: Address,
     *,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     shardings: Shardings | None = None,
     dequantise: bool = False,
-    example_inputs: Mapping[str, Any] | None = None,
+    example_inputs: Mapping[str, PyTree] | None = None,
     dynamic: bool = True,
     check: bool = True,
 ) -> Pretrained:
     """Loads a folder, hub id or URL of any architecture that transformers has.
 
-    The module is built on the meta device and weights go from file to device. It is
-    checked once against torch on `example_inputs`, by default a small random batch;
-    torch then reads the same memory.
+    The module is built on the meta device and weights go from file to device. With
+    `check` it is compared once with torch on `example_inputs`, by default a small
+    random batch; torch then reads the same memory. `dtype` is by default that of the
+    stored weights, float32 if they have several.
 
     Raises:
-        ValueError: the folder is not of an architecture that transformers has, or its
+        ValueError: transformers lacks the architecture of the folder, or its
             tensors are not those of the module; all of them are named.
-        LoweringError: the module does not lower, or not to torch's answers.
+        LoweringError: the module does not lower, or disagrees with torch.
     """
     folder = open_folder(address, dequantise=dequantise, unpickle=unpickle)
     kind, config = _architecture(folder)
-    wanted = _stored_dtype(folder.weights) if dtype is None else np.dtype(dtype)
-    module = meta_module(kind, config, torch_dtype(wanted), folder.weights.entries)
+    weights = folder.weights
+    target = _stored_dtype(weights) if dtype is None else np.dtype(dtype)
+    module = meta_module(kind, config, torch_dtype(target), weights.entries)
     table = _table(folder, module)
-    variables = read_variables(table, folder.weights, wanted, shardings)
+    variables = read_variables(table, weights, target, shardings)
     example = example_inputs or random_inputs(module, config)
     lowered = lowered_module(
         module,
@@ -84,28 +88,31 @@ def load_lowered(
     )
 
 
-def _architecture(folder: Folder) -> tuple[Any, Any]:
-    """Returns the class and the config that transformers has for a folder."""
+def _architecture(
+    folder: Folder,
+) -> tuple[type[PreTrainedModel], PreTrainedConfig]:
+    """Returns the transformers class and config of a folder."""
     names = folder.config.get("architectures") or []
     kinds = [getattr(transformers, name, None) for name in names]
-    kind = next((found for found in kinds if found is not None), None)
+    kind = next((kind for kind in kinds if kind is not None), None)
     if kind is None:
         raise ValueError(
             f"{folder.address}: config.json must name an architecture of transformers "
             f"in `architectures`, got {names}; build the module yourself and call "
             "dew.bridges.lower on it"
         )
-    said, known = folder.config.get("model_type"), kind.config_class.model_type
-    if said not in (None, known):
+    model_type = kind.config_class.model_type
+    stored = folder.config.get("model_type")
+    if stored not in (None, model_type):
         raise ValueError(
-            f"{folder.address}: model_type must be {known!r}, which "
-            f"{kind.__name__} is of, got {said!r}"
+            f"{folder.address}: model_type must be {model_type!r}, which "
+            f"{kind.__name__} is of, got {stored!r}"
         )
     return kind, kind.config_class.from_pretrained(folder.path)
 
 
 def _stored_dtype(weights: Weights) -> np.dtype:
-    """The one floating dtype of a folder; float32 where it has several."""
+    """Returns the one floating dtype of a folder; float32 if it has several."""
     kinds = {
         weights.dtype(name)
         for name, entry in weights.entries.items()
@@ -114,33 +121,45 @@ def _stored_dtype(weights: Weights) -> np.dtype:
     return kinds.pop() if len(kinds) == 1 else np.dtype(np.float32)
 
 
-def _table(folder: Folder, module: Any) -> Table:
+def _table(folder: Folder, module: PreTrainedModel) -> Table:
     """Pairs stored tensors with the module's weights, by torch's own names.
 
-    A folder of the base model fits a model around it, and the other way round. Tied
-    copies must be equal.
+    A folder of the base model fits a model with a head, and the reverse. Tied copies
+    must be equal.
+
+    Raises:
+        ValueError: tensors are missing, unexpected, or tied and different.
     """
     weights, spelled = folder.weights, stored_names(module)
     first, apart = aliases(module), untrained_names(module)
     placed: dict[str, tuple[Path, tuple[int, ...]]] = {}
     copies: set[str] = set()
-    wanted: dict[Path, str] = {}
+    paths: set[Path] = set()
+    expected: dict[Path, str] = {}
+    # `state_dict` lists tied weights under each of their names; the first is the
+    # variable, and the files may store any of the names, several or one.
     for name, tensor in module.state_dict(keep_vars=True).items():
         collection = "buffers" if first[name] in apart else "params"
         path = (collection, *first[name].split("."))
-        wanted.setdefault(path, f"{name} {list(tensor.shape)}")
+        expected.setdefault(path, f"{name} {list(tensor.shape)}")
         for stored in spelled[name]:
             entry = weights.entries.get(stored)
+            # The shape decides too: under a shared name a base model and one with a
+            # head may store different tensors.
             if entry is not None and entry.shape == tuple(tensor.shape):
-                copies |= {stored} if path in dict(placed.values()) else set()
+                copies |= {stored} if path in paths else set()
+                paths.add(path)
                 placed[stored] = (path, tuple(tensor.shape))
                 break
-    parts = _split_table(module, weights, set(dict(placed.values())))
-    taken = {*dict(placed.values()), *parts.targets}
-    lost = [name for path, name in wanted.items() if path not in taken]
-    ignored = module._keys_to_ignore_on_load_unexpected or ()
+    # After the whole tensors: a file may have both, and then the whole one counts.
+    parts = _split_table(module, weights, paths)
+    lost = [
+        name for path, name in expected.items() if path not in paths | {*parts.targets}
+    ]
+    # Transformers has no public name for these patterns.
+    ignored = module._keys_to_ignore_on_load_unexpected or ()  # pyright: ignore[reportPrivateUsage]
     prefix = f"{module.base_model_prefix}."
-    # Older files store buffers that torch recomputes nowadays.
+    # Older files store buffers that torch now recomputes.
     left_out = {
         s for n in recomputed_buffers(module) for s in (n, n.removeprefix(prefix))
     }
@@ -165,18 +184,20 @@ def _table(folder: Folder, module: Any) -> Table:
     return join_tables(replace(plain_table(placed), copies=frozenset(copies)), parts)
 
 
-def _split_table(module: Any, weights: Weights, placed: set[Path]) -> Table:
-    """Pairs weights that files have in parts only, experts say, with those parts."""
+def _split_table(module: PreTrainedModel, weights: Weights, placed: set[Path]) -> Table:
+    """Pairs weights that files store only in parts, for example experts, with those."""
     first, apart = aliases(module), untrained_names(module)
     targets: dict[Path, tuple[Piece, ...]] = {}
     variables: dict[Path, tuple[int, ...]] = {}
-    held = module.state_dict(keep_vars=True)
+    tensors = module.state_dict(keep_vars=True)
     for name, boxes in stored_parts(module).items():
         collection = "buffers" if first[name] in apart else "params"
         path = (collection, *first[name].split("."))
         pieces = pieces_of(path, boxes, weights.shapes())
+        # No pieces means that some part is missing; `_table` then reports the weight
+        # itself as missing, by the module's name.
         if pieces and path not in placed:
-            targets[path], variables[path] = pieces, tuple(held[name].shape)
+            targets[path], variables[path] = pieces, tuple(tensors[name].shape)
     sources = {p.source: (p,) for pieces in targets.values() for p in pieces}
     return Table(
         sources=sources,
@@ -187,9 +208,11 @@ def _split_table(module: Any, weights: Weights, placed: set[Path]) -> Table:
 
 
 def _tied_differences(
-    weights: Weights, placed: Mapping[str, tuple[Any, Any]], copies: set[str]
+    weights: Weights,
+    placed: Mapping[str, tuple[Path, tuple[int, ...]]],
+    copies: set[str],
 ) -> list[str]:
-    """Says which tied weights are stored twice with different values."""
+    """Returns a fault for each tied weight that is stored with different values."""
     origins = {path: name for name, (path, _) in placed.items() if name not in copies}
     return [
         f"{name} differs from {origins[placed[name][0]]}, to which the config ties it"
@@ -201,13 +224,13 @@ def _tied_differences(
     ]
 
 
-def fill_meta_module(module: Any, lowered: Lowered) -> Any:
-    """Gives a meta module its weights; on one device torch reads JAX's memory."""
+def fill_meta_module(module: PreTrainedModel, lowered: Lowered) -> PreTrainedModel:
+    """Assigns a meta module its weights; on one device torch reads JAX's memory."""
     leaves = flat_weights(lowered.variables)
     names = aliases(module)
     meta = dict(module.state_dict(keep_vars=True))
-    spread = any(len(leaf.sharding.device_set) > 1 for leaf in leaves.values())
-    tensors = to_torch(leaves, copy=spread)
+    is_sharded = any(len(leaf.sharding.device_set) > 1 for leaf in leaves.values())
+    tensors = to_torch(leaves, copy=is_sharded)
     module.load_state_dict(
         {name: tensors[names[name]].to(meta[name].dtype) for name in meta}, assign=True
     )

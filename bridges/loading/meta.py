@@ -1,4 +1,4 @@
-"""Torch modules without weights, on the meta device."""
+"""Builds transformers models without weights, on the meta device."""
 
 import re
 import threading
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import transformers
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from dew.bridges.lowering.errors import LoweringError
@@ -17,16 +18,19 @@ from dew.bridges.lowering.lock import TRACING
 from dew.bridges.names import untrained_names
 
 _UNSET = -77
-"""What integer tables hold until the module's own initialisation fills them."""
+"""The value of integer tables until the module's own initialisation sets them."""
 
 
 def meta_module(
-    kind: Any, config: Any, dtype: torch.dtype, stored: Collection[str]
-) -> Any:
-    """Builds a module whose weights have no storage; what torch recomputes is there.
+    kind: type[PreTrainedModel],
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    stored: Collection[str],
+) -> PreTrainedModel:
+    """Builds a module whose weights have no storage, but with recomputed buffers.
 
-    That is the buffers that are not saved, and the fixed tables that `stored` lacks and
-    transformers does not miss, Marian's positions say.
+    These are the buffers that torch does not save, and the fixed tables that `stored`
+    lacks and transformers does not miss, for example Marian's positions.
 
     Raises:
         LoweringError: such a table is not computed when the module initialises.
@@ -44,11 +48,11 @@ def meta_module(
 
 @contextmanager
 def _weightless() -> Iterator[None]:
-    """Puts each parameter that this thread's modules get on the meta device at once."""
+    """Moves each parameter that this thread registers to the meta device at once."""
     thread = threading.get_ident()
 
-    def to_meta(_: Any, __: str, weight: torch.nn.Parameter | None) -> Any:
-        # A tied weight comes here again, and must stay the one that it is.
+    def to_meta(_: torch.nn.Module, __: str, weight: torch.nn.Parameter | None) -> Any:
+        # A tied weight is registered again, and must stay the same object.
         if weight is None or weight.is_meta or threading.get_ident() != thread:
             return None
         return torch.nn.Parameter(weight.to("meta"), weight.requires_grad)
@@ -61,7 +65,7 @@ def _weightless() -> Iterator[None]:
 
 
 def _recompute(module: Any, stored: Collection[str]) -> list[str]:
-    """Has torch compute the fixed weights that `stored` may lack; names what it can't.
+    """Computes the fixed weights that `stored` may lack; returns those it cannot.
 
     They become buffers that are not saved.
     """
@@ -89,14 +93,14 @@ def _recompute(module: Any, stored: Collection[str]) -> list[str]:
 
 
 def _enclosing_model(module: Any, path: str) -> Any:
-    """The innermost model of transformers around a submodule: it initialises it."""
+    """Returns the innermost model around a submodule, whose `_init_weights` sets it."""
     models = [
         (len(name), model)
         for name, model in module.named_modules()
         if isinstance(model, transformers.PreTrainedModel)
         and (not name or f"{path}.".startswith(f"{name}."))
     ]
-    return max(models, key=lambda found: found[0])[1]
+    return max(models, key=lambda named: named[0])[1]
 
 
 def _unset_buffer(buffer: torch.Tensor) -> torch.Tensor:
@@ -111,7 +115,7 @@ def _is_unset(buffer: torch.Tensor) -> bool:
 
 @contextmanager
 def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Builds modules in this dtype, as transformers does for a checkpoint of it."""
+    """Makes modules in this dtype, as transformers does for a checkpoint of it."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -120,10 +124,11 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def stored_names(module: Any) -> dict[str, tuple[str, ...]]:
-    """Returns what files may call each weight: transformers renames some as it saves.
+def stored_names(module: PreTrainedModel) -> dict[str, tuple[str, ...]]:
+    """Returns the names that each weight may have in files.
 
-    A folder of the base model lacks the prefix that one of a model around it has.
+    Transformers renames some as it saves, and a folder of the base model lacks the
+    prefix that one of a model with a head has.
     """
     prefix = f"{module.base_model_prefix}."
     held = dict(module.state_dict(keep_vars=True))

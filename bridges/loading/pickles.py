@@ -1,4 +1,4 @@
-"""`pytorch_model.bin` turned into safetensors, once: pickles, of which tensors alone.
+"""Converts the pickles of `pytorch_model.bin` to safetensors, once, in the cache.
 
 Torch reads them with `weights_only`, which builds tensors and plain containers and
 calls nothing that the file names.
@@ -22,17 +22,17 @@ from dew.converters.folder.safetensors import NAMES, Spec, write_file
 from dew.converters.folder.weights import INDEX, SINGLE, weight_map
 
 _MAPPED_BYTES = 1 << 28
-"""After so many bytes a file is mapped anew, or all of it would stay in memory."""
+"""Bytes read after which a file is mapped again, or all of it would stay in memory."""
 
 
 def unpickle(folder: Path) -> Path:
-    """Returns a folder with the same tensors as safetensors, from the cache if there.
+    """Returns a cached folder with a folder's pickled tensors as safetensors.
 
-    Every name is kept, with tensors that share memory written each for itself. The
-    folder holds weights only: config and tokenizer stay where they are.
+    All names are preserved; tensors that share memory are written separately. The
+    folder contains weights only: config and tokenizer stay where they are.
 
     Raises:
-        ValueError: a file is missing or cut short, or holds anything but named tensors.
+        ValueError: a file is missing or cut short, or has anything but named tensors.
     """
     files = bin_files(folder)
     lost = [file.name for file in files if not file.exists()]
@@ -53,7 +53,7 @@ def unpickle(folder: Path) -> Path:
 
 
 def _safetensors_name(name: str) -> str:
-    """What transformers calls the safetensors file of a pickle's place in a model."""
+    """Returns transformers' name for the safetensors file in place of a pickle."""
     if name == BIN:
         return SINGLE
     return f"{name.removeprefix('pytorch_').removesuffix('.bin')}.safetensors"
@@ -79,7 +79,7 @@ class _Pickle:
     _seen: int = 0
 
     def specs(self) -> list[Spec]:
-        """What the file holds."""
+        """Returns name, dtype and shape of each tensor in the file."""
         return [
             Spec(name=name, dtype=self._dtype(name, tensor), shape=tuple(tensor.shape))
             for name, tensor in self._map_tensors().items()
@@ -132,7 +132,11 @@ def _load_pickle(file: Path, *, mmap: bool) -> Any:
 
 
 def _named_tensors(file: Path, loaded: Any) -> dict[str, torch.Tensor]:
-    """Returns the tensors by name, or says what else the file holds."""
+    """Returns the tensors by name.
+
+    Raises:
+        ValueError: the file has other objects, or tensors that are not dense.
+    """
     if not isinstance(loaded, Mapping):
         raise ValueError(
             f"{file} must hold tensors by name, got {type(loaded).__name__}"

@@ -1,16 +1,16 @@
 """Weights that a folder stores in parts: experts apart, gate and up apart.
 
-Transformers merges them as it loads and splits them as it saves. What it splits is seen
-by letting it split small stand-ins whose elements are numbered.
+Transformers merges them as it loads and splits them as it saves. The parts are inferred
+by splitting small stand-ins whose elements are numbered.
 """
 
 import math
 from bisect import bisect_right
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from dew.converters.mapping.table import Piece, same_axes
@@ -24,10 +24,11 @@ _CUTS = 24
 where they are cuts of the weight."""
 
 
-def stored_parts(module: Any) -> dict[str, dict[str, Box]]:
-    """Returns, for each weight saved in parts, the stored names and what each holds.
+def stored_parts(module: PreTrainedModel) -> dict[str, dict[str, Box]]:
+    """Returns the parts of each weight that is saved in parts, by stored name.
 
-    A weight with a part that is no box of it, a transposed one say, is left out.
+    A weight with a part that is not a box of it, for example a transposed one, is left
+    out.
     """
     held = module.state_dict(keep_vars=True)
     stand_ins, starts, first = {}, [], 0
@@ -54,7 +55,7 @@ def stored_parts(module: Any) -> dict[str, dict[str, Box]]:
 
 
 def _stand_in_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Shrinks the axes that may be cut; experts, on the first of three, are counted."""
+    """Shrinks the axes that may be cut, but not the experts on the first of three."""
     return tuple(
         size if len(shape) == 3 and axis == 0 else math.gcd(size, _CUTS)
         for axis, size in enumerate(shape)
@@ -81,7 +82,7 @@ def _scale_box(box: Box, whole: np.ndarray, weight: torch.Tensor) -> Box:
 def pieces_of(
     path: Path, boxes: Mapping[str, Box], shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[Piece, ...]:
-    """Turns a weight's parts into pieces; none unless the files have them all.
+    """Returns the pieces of a weight, none unless the files have all its parts.
 
     `shapes` are those of the stored tensors.
     """
