@@ -1,13 +1,13 @@
-"""Tensors to arrays and back through DLPack, without a copy or with one asked for.
+"""Conversion of tensors to arrays and back through DLPack, with or without a copy.
 
 The rules, for both directions:
 
-* *Sharing* is the default: it happens or it is refused, and nothing is copied unasked.
-  Both sides then name the same memory. JAX takes its arrays for immutable, so neither
-  side may write to it: a torch in-place edit shows in the array, and one made while a
-  computation still runs corrupts that computation. Whoever hands over a shared tensor
-  never reuses it as an output buffer.
-* *Copying* (`copy=True`) gives memory of its own, always.
+* *Sharing* is the default: memory is shared or the conversion is refused, and nothing
+  is copied unless `copy=True`. Tensor and array then use the same memory. JAX takes its
+  arrays for immutable, so neither side may write to it: a torch in-place edit shows in
+  the array, and one made while a computation still runs corrupts that computation. A
+  shared tensor must never be reused as an output buffer.
+* *Copying* (`copy=True`) always allocates new memory.
 * *dtype*: bool, the integers up to 32 bits, float16, bfloat16, float32, complex64 and
   fp8 (e4m3fn, e5m2) share. Without x64 JAX has no 64-bit types: int64 needs a copy,
   which is checked to fit int32; float64 and complex128 are refused, as they would be
@@ -42,22 +42,34 @@ _INT32 = np.iinfo(np.int32)
 
 
 def to_jax(tree: Any, *, copy: bool = False) -> Any:
-    """Turns tensors into arrays, through dicts, lists and tuples; the rest stays.
+    """Converts the tensors in a tree of dicts, lists and tuples to JAX arrays.
+
+    Leaves of other types are returned unchanged. Memory is shared unless `copy`:
+
+    >>> tree = to_jax({"x": torch.zeros(2, 3), "name": "w0"}, copy=True)
+    >>> tree["x"].shape, tree["name"]
+    ((2, 3), 'w0')
 
     Raises:
-        ValueError: a tensor cannot be shared (or, with `copy`, held) as this module's
-            rules say; the message names it and the way out.
+        ValueError: a tensor breaks one of the module's rules on sharing or, with
+            `copy`, has a dtype that JAX cannot hold; the message names the tensor and
+            the remedy.
     """
     return _map_leaves(lambda name, x: _array(name, x, copy), torch.Tensor, tree, "")
 
 
 def to_torch(tree: Any, *, copy: bool = False) -> Any:
-    """Turns arrays into tensors, through dicts, lists and tuples; the rest stays.
+    """Converts the JAX arrays in a tree of dicts, lists and tuples to tensors.
 
-    Waits for arrays that are still being computed.
+    Leaves of other types are returned unchanged. Memory is shared unless `copy`, and
+    the call waits for arrays that are still being computed:
+
+    >>> to_torch([jnp.arange(3), None])
+    [tensor([0, 1, 2], dtype=torch.int32), None]
 
     Raises:
-        ValueError: an array cannot be shared, as this module's rules say.
+        ValueError: an array is traced, or is spread over several devices without
+            `copy`.
     """
     return _map_leaves(lambda name, x: _tensor(name, x, copy), jax.Array, tree, "")
 

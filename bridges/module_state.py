@@ -1,4 +1,4 @@
-"""Weights between a live torch module and variables, with no file between."""
+"""Transfer of weights between a live torch module and variables, in memory."""
 
 from typing import Any
 
@@ -20,7 +20,11 @@ def variables_of(module: torch.nn.Module, *, copy: bool = True) -> dict[str, Any
     """Returns a module's state dict as variables: `params/…` and `buffers/…`.
 
     Tied weights are one leaf, under the first of their names. Without `copy` the arrays
-    share the module's memory, as `dew.bridges.dlpack` has it.
+    share the module's memory, by the rules of `dew.bridges.dlpack`.
+
+    >>> variables = variables_of(torch.nn.Linear(2, 3))
+    >>> sorted(variables["params"]), variables["params"]["weight"].shape
+    (['bias', 'weight'], (3, 2))
     """
     held = dict(module.named_parameters()) | dict(module.named_buffers())
     left_out = recomputed_buffers(module)
@@ -32,18 +36,30 @@ def variables_of(module: torch.nn.Module, *, copy: bool = True) -> dict[str, Any
 def state_dict_of(
     variables: Variables, *, copy: bool = False
 ) -> dict[str, torch.Tensor]:
-    """Returns variables under torch's names; shared memory unless `copy`."""
+    """Returns variables under torch's names, in shared memory unless `copy`.
+
+    >>> module = torch.nn.Linear(2, 3)
+    >>> state = state_dict_of(variables_of(module))
+    >>> torch.equal(state["weight"], module.weight)
+    True
+    """
     return to_torch(flat_weights(variables), copy=copy)
 
 
 def fill_module(module: torch.nn.Module, variables: Variables) -> None:
     """Copies variables into the weights of a live module, tied ones once.
 
-    The module keeps its own dtypes and devices; buffers that torch recomputes stay.
+    The module keeps its own dtypes and devices; buffers that torch recomputes are left
+    unchanged.
+
+    >>> source, target = torch.nn.Linear(2, 3), torch.nn.Linear(2, 3)
+    >>> fill_module(target, variables_of(source))
+    >>> torch.equal(target.bias, source.bias)
+    True
 
     Raises:
-        ValueError: names or shapes differ; all of them are named, and nothing is
-            copied.
+        ValueError: names or shapes differ; the message lists all of them, and nothing
+            is copied.
     """
     given = flat_weights(variables)
     held = dict(module.named_parameters()) | dict(module.named_buffers())

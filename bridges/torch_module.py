@@ -20,15 +20,16 @@ def as_torch_module(
 
     The collection `trainable` becomes torch parameters and the others buffers: copies,
     under their paths within the collection joined by dots, so that a lowered model has
-    the state dict it came with. Tensors go in and come out; gradients
-    reach both inputs and weights. The function must be pure; it is compiled once for
+    the state dict of its torch module. Inputs and outputs are tensors; gradients reach
+    both inputs and weights. The function must be pure; it is compiled once for
     each set of shapes. Outputs and gradients are copies, so torch may write to them; an
-    input changed in place before backward is refused, as torch itself refuses it::
+    input changed in place before backward is refused, as torch itself refuses it.
 
-        module = as_torch_module(
-            lambda v, tokens: model.apply(v, {"tokens": tokens}).logits, variables
-        )
-        module(tokens=torch.tensor([[1, 2]])).sum().backward()
+    >>> variables = {"params": {"scale": jnp.array([2.0, 3.0])}}
+    >>> module = as_torch_module(lambda v, x: v["params"]["scale"] * x, variables)
+    >>> module(torch.ones(2)).sum().backward()
+    >>> module.scale.grad
+    tensor([1., 1.])
     """
     return _JaxModule(function, variables, trainable)
 

@@ -1,4 +1,4 @@
-"""The one table a program may add to: torch ops that dew does not know."""
+"""Registration of JAX functions as the lowering of torch ops that dew lacks."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -16,11 +16,14 @@ def implements(overload: OpOverload) -> Callable[[F], F]:
 
     The function takes what the overload's schema takes, arrays for tensors and JAX
     dtypes for torch's, and returns arrays; `device`, `layout` and the like are dropped
-    and the result is cast to the dtype torch gave it. It replaces ours if we have one::
+    and the result is cast to the dtype that torch gave it. It takes precedence over
+    dew's own lowering of the op, if there is one.
 
-        @dew.bridges.implements(torch.ops.aten.erfcx.default)
-        def erfcx(x):
-            return jnp.exp(x * x) * jax.scipy.special.erfc(x)
+    >>> import jax, torch
+    >>> import jax.numpy as jnp
+    >>> @implements(torch.ops.aten.special_erfcx.default)
+    ... def erfcx(x: jax.Array) -> jax.Array:
+    ...     return jnp.exp(x * x) * jax.scipy.special.erfc(x)
     """
 
     def register(function: F) -> F:
@@ -31,5 +34,5 @@ def implements(overload: OpOverload) -> Callable[[F], F]:
 
 
 def find(name: str) -> Op | None:
-    """Returns the op of that name, an added one before our own."""
+    """Returns the op of that name; a registered one precedes dew's own."""
     return _ADDED.get(name) or TABLE.get(name)
