@@ -120,47 +120,6 @@ class KeepsAttention(Protocol):
         ...
 
 
-def with_attention(
-    objective: Objective[Any, Any],
-    variables: Variables,
-    batch: Batch,
-    step: Step,
-    *,
-    train: bool,
-    layers: Sequence[int],
-    maps: Sequence[int],
-) -> tuple[Prediction, tuple[Float[Array, "batch _ seq seq"], ...]]:
-    """One forward pass, and the attention scores of the blocks listed in `maps`.
-
-    Scores are [batch, heads, queries, keys], before the softmax.
-
-    Raises:
-        ValueError: the objective cannot keep scores, as that of a lowered model whose
-            kernels are fused, or a block does not exist.
-    """
-    if not isinstance(objective, KeepsAttention):
-        raise ValueError(
-            f"{type(objective).__name__} keeps no attention scores; match hidden "
-            "states or their relations instead"
-        )
-    prediction, sown = objective.read(
-        variables, batch, step, train=train, layers=layers, opened=(MAPS,)
-    )
-    blocks = sown[MAPS]["layers"]
-    count = len(blocks)
-    faults = [i for i in maps if not -count <= i < count]
-    if faults:
-        raise ValueError(
-            f"attention maps are requested of blocks {faults}; there are {count} blocks"
-        )
-    scores = tuple(blocks[str(i % count)]["attn"]["scores"][0] for i in maps)
-    return prediction, scores
-
-
-MAPS = "maps"
-"""The collection into which a native model sows its attention scores."""
-
-
 def real_tokens(batch: Batch) -> Bool[Array, "batch seq"]:
     """True for the tokens of a text, false for padding, from `mask` and segments."""
     real = jnp.ones(batch["tokens"].shape, bool)

@@ -13,7 +13,7 @@ from dew.losses.cross_entropy import next_tokens
 from dew.losses.term import Schedule, Term
 from dew.losses.uld import Spans, SpanScores
 from dew.objectives.base import Objective, Step
-from dew.objectives.distillation.teachers import Scored
+from dew.objectives.distillation.scoring import Scored
 from dew.typing import Batch, Variables
 
 

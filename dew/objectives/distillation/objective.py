@@ -43,8 +43,8 @@ from dew.objectives.base import (
 )
 from dew.objectives.distillation.matching import Matching
 from dew.objectives.distillation.on_policy import OnPolicy
-from dew.objectives.distillation.scoring import Said, read_student
-from dew.objectives.distillation.teachers import Scored, Teacher, as_teacher
+from dew.objectives.distillation.scoring import Scored, score
+from dew.objectives.distillation.teachers import Teacher, as_teacher
 from dew.objectives.distillation.variables import (
     PROJECTORS,
     TEACHER,
@@ -306,21 +306,22 @@ class Distillation(Objective[Mean, Any]):
 
     def _read_student(
         self, params: Variables, batch: Batch, step: Step
-    ) -> tuple[Said, Aux[Any]]:
-        """The student's scores in training, what counts of them, and its reports."""
-        said, aux = read_student(
+    ) -> tuple[Scored, Aux[Any]]:
+        """The student's scores in training with the weights of its positions."""
+        scored, aux = score(
             self.student,
             student_variables(params),
             batch,
             step,
+            train=True,
             layers=self.matching.student_layers,
             maps=self.matching.student_maps,
             split=self._chunk(batch) is not None,
         )
-        weights = jax.lax.stop_gradient(said.weights)
+        weights = jax.lax.stop_gradient(scored.weights)
         if self.per == "sequence":
             weights = sequence_weights(weights)
-        return replace(said, weights=weights), aux
+        return replace(scored, weights=weights), aux
 
     def _labels(self, batch: Batch, step: Step) -> Array | None:
         """The tokens that the student is scored on, if it is a model of tokens."""
@@ -331,7 +332,7 @@ class Distillation(Objective[Mean, Any]):
     def _term_sums(
         self,
         i: int,
-        ours: Said,
+        ours: Scored,
         theirs: Scored,
         batch: Batch,
         step: Step,

@@ -1,54 +1,179 @@
-"""What a student says of a batch, in as much detail as its teachers are compared."""
+"""One forward pass of either side of a distillation, in the detail its terms read.
 
-from collections.abc import Sequence
+A student and a teacher are scored by the same function: logits or, where the loss is
+computed in chunks, final hidden states with the head that unembeds them, beside the
+hidden states and attention scores of single blocks.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import Any, no_type_check
 
+import jax
 from flax import struct
 from jaxtyping import Array, Float
 
-from dew.losses.chunking import LazyLogits, MaterialisedScores
+from dew.losses.chunking import (
+    CrossTokenizerScores,
+    LazyLogits,
+    MaterialisedScores,
+)
 from dew.losses.scores import DenseScores
-from dew.objectives.base import Aux, Objective, Step
-from dew.objectives.distillation.unembedding import deferred
-from dew.objectives.tokens import Splittable, with_attention
-from dew.typing import Batch, Variables
+from dew.losses.vocabulary import VocabularyMap
+from dew.objectives.base import Aux, Objective, Prediction, Step
+from dew.objectives.tokens import KeepsAttention, Splittable
+from dew.tree import flatten, unflatten
+from dew.typing import Batch, Model, Path, Variables
+
+MAPS = "maps"
+"""The collection into which a native model sows its attention scores."""
 
 
 @no_type_check
 @struct.dataclass
-class Said:
-    """Scores of every position, what each counts for, and what was asked of layers."""
+class Scored:
+    """Scores of one side of a batch, with the block outputs that were requested.
 
-    scores: MaterialisedScores | LazyLogits
-    weights: Float[Array, "batch seq"]
+    `weights` are those of the positions in the side's own loss, None for a teacher
+    that is no objective. `hidden` and `maps` are in the order of the request.
+    """
+
+    scores: MaterialisedScores | LazyLogits | CrossTokenizerScores
+    weights: Float[Array, "batch seq"] | None = None
     hidden: tuple[Float[Array, "batch seq _"], ...] = ()
     maps: tuple[Float[Array, "batch _ seq seq"], ...] = ()
 
 
-def read_student(
-    student: Objective[Any, Any],
+def score(
+    objective: Objective[Any, Any],
     variables: Variables,
     batch: Batch,
     step: Step,
     *,
+    train: bool,
     layers: Sequence[int],
     maps: Sequence[int],
     split: bool,
-) -> tuple[Said, Aux[Any]]:
-    """One pass in training; `split` puts the logits off to the chunks."""
-    if maps:
-        prediction, found = with_attention(
-            student, variables, batch, step, train=True, layers=layers, maps=maps
+    vocabulary: VocabularyMap | None = None,
+) -> tuple[Scored, Aux[Any]]:
+    """Runs the forward pass of a student or a teacher.
+
+    Args:
+        objective: the token objective of that side.
+        variables: its whole variables.
+        batch: the batch in its own tokens.
+        step: the current step.
+        train: whether dropout is on, as for a student.
+        layers: blocks whose hidden states the terms compare.
+        maps: blocks whose attention scores the terms compare.
+        split: whether logits are computed chunk by chunk from the final hidden
+            states; without effect where the objective does not separate them, or
+            where attention scores are requested.
+        vocabulary: the map from a teacher's rows of logits to the student's.
+
+    Raises:
+        ValueError: attention scores are requested of a model that stores none.
+    """
+    if split and not maps and isinstance(objective, Splittable):
+        states, aux = objective.states(
+            variables, batch, step, train=train, layers=layers
         )
-        scores = MaterialisedScores(DenseScores(prediction.logits))
-        return Said(scores, prediction.weights, prediction.hidden, found), Aux()
-    if split and isinstance(student, Splittable):
-        states, aux = student.states(variables, batch, step, train=True, layers=layers)
-        source, whole = student.splits(variables)
-        scores = deferred(source.model, whole, states.final)
-        return Said(scores, states.weights, states.hidden), aux
-    _, aux, prediction = student.predict(
-        variables, batch, step, train=True, layers=layers
+        source, whole = objective.splits(variables)
+        lazy = lazy_logits(source.model, whole, states.final, vocabulary)
+        return Scored(lazy, states.weights, states.hidden), aux
+    attention: tuple[Array, ...] = ()
+    if maps:
+        prediction, attention = with_attention(
+            objective, variables, batch, step, train=train, layers=layers, maps=maps
+        )
+        aux = Aux()
+    else:
+        _, aux, prediction = objective.predict(
+            variables, batch, step, train=train, layers=layers
+        )
+    scores = MaterialisedScores(DenseScores(prediction.logits, vocabulary))
+    return Scored(scores, prediction.weights, prediction.hidden, attention), aux
+
+
+def with_attention(
+    objective: Objective[Any, Any],
+    variables: Variables,
+    batch: Batch,
+    step: Step,
+    *,
+    train: bool,
+    layers: Sequence[int],
+    maps: Sequence[int],
+) -> tuple[Prediction, tuple[Float[Array, "batch _ seq seq"], ...]]:
+    """Runs a forward pass that also returns the attention scores of some blocks.
+
+    Scores are before the softmax, [batch, heads, queries, keys].
+
+    Raises:
+        ValueError: the model stores no scores, as a lowered one whose kernels are
+            fused, or has no block of a requested number.
+    """
+    if not isinstance(objective, KeepsAttention):
+        raise ValueError(
+            f"{type(objective).__name__} keeps no attention scores; match hidden "
+            "states or their relations instead"
+        )
+    prediction, sown = objective.read(
+        variables, batch, step, train=train, layers=layers, opened=(MAPS,)
     )
-    scores = MaterialisedScores(DenseScores(prediction.logits))
-    return Said(scores, prediction.weights, prediction.hidden), aux
+    blocks = sown[MAPS]["layers"]
+    count = len(blocks)
+    faults = [i for i in maps if not -count <= i < count]
+    if faults:
+        raise ValueError(
+            f"attention maps are requested of blocks {faults}; there are {count} blocks"
+        )
+    scores = tuple(blocks[str(i % count)]["attn"]["scores"][0] for i in maps)
+    return prediction, scores
+
+
+def lazy_logits(
+    model: Model,
+    variables: Variables,
+    final: Float[Array, "batch seq embed"],
+    vocabulary: VocabularyMap | None = None,
+) -> LazyLogits:
+    """Pairs a model's final hidden states with the variables that unembed them.
+
+    Only the leaves that its `unembed` reads are carried through the chunks, and only
+    those get gradients from there.
+    """
+    leaves = flatten(variables)
+    head = unembedding_leaves(model, variables, final)
+    trunk = {path: leaf for path, leaf in leaves.items() if path not in head}
+
+    def unembed(held: Mapping[str, Any], states: Array) -> Array:
+        complete = unflatten(trunk | flatten(held))
+        return model.apply(complete, states, method="unembed")
+
+    held = unflatten({path: leaves[path] for path in leaves if path in head})
+    return LazyLogits(held, final, unembed, vocabulary)
+
+
+def unembedding_leaves(
+    model: Model, variables: Variables, final: Float[Array, "batch seq embed"]
+) -> frozenset[Path]:
+    """Returns the paths of the variables that the model's `unembed` reads.
+
+    Found in the jaxpr of `unembed`, so that a tied head, a final norm or a bias need
+    no list of names.
+    """
+    jaxpr = jax.make_jaxpr(lambda v, f: model.apply(v, f, method="unembed"))(
+        *jax.tree.map(_shape, (dict(variables), final))
+    ).jaxpr
+    used = {id(operand) for equation in jaxpr.eqns for operand in equation.invars}
+    used |= {id(output) for output in jaxpr.outvars}
+    paths, _ = jax.tree_util.tree_flatten_with_path(dict(variables))
+    return frozenset(
+        tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
+        for (path, _), variable in zip(paths, jaxpr.invars, strict=False)
+        if id(variable) in used
+    )
+
+
+def _shape(leaf: Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)

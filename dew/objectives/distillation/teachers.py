@@ -10,11 +10,10 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jax import lax
 from jaxtyping import Array, Float
 
-from dew.losses.chunking import CrossTokenizerScores, LazyLogits, MaterialisedScores
+from dew.losses.chunking import MaterialisedScores
 from dew.losses.diagnostics import (
     Agreement,
     EntropyGap,
@@ -27,18 +26,9 @@ from dew.losses.sparse_scores import SampledScores, TopKScores, draw, top_k
 from dew.losses.term import Schedule, Term
 from dew.losses.vocabulary import VocabularyMap
 from dew.objectives.base import Objective, Step
-from dew.objectives.distillation.unembedding import deferred
-from dew.objectives.tokens import Splittable, with_attention
+from dew.objectives.distillation.scoring import Scored, score
+from dew.objectives.tokens import Splittable
 from dew.typing import Batch, Variables
-
-
-@struct.dataclass
-class Scored:
-    """What a teacher, or the student, says of a batch."""
-
-    scores: MaterialisedScores | LazyLogits | CrossTokenizerScores
-    hidden: tuple[Float[Array, "batch seq _"], ...] = ()
-    maps: tuple[Float[Array, "batch _ seq seq"], ...] = ()
 
 
 @runtime_checkable
@@ -152,28 +142,17 @@ class ModelTeacher:
         maps: Sequence[int] = (),
     ) -> Scored:
         """One forward without dropout."""
-        held = lax.stop_gradient(variables)
-        own = self._own(batch)
-        if maps:
-            prediction, found = with_attention(
-                self.objective, held, own, step, train=False, layers=layers, maps=maps
-            )
-            dense = DenseScores(prediction.logits, self.vocabulary)
-            return Scored(MaterialisedScores(dense), prediction.hidden, found)
-        if split and isinstance(self.objective, Splittable):
-            states, _ = self.objective.states(
-                held, own, step, train=False, layers=layers
-            )
-            source, whole = self.objective.splits(held)
-            scores = deferred(source.model, whole, states.final, self.vocabulary)
-            return Scored(scores, states.hidden)
-        _, _, prediction = self.objective.predict(
-            held, own, step, train=False, layers=layers
-        )
-        return Scored(
-            MaterialisedScores(DenseScores(prediction.logits, self.vocabulary)),
-            prediction.hidden,
-        )
+        return score(
+            self.objective,
+            lax.stop_gradient(variables),
+            self._own(batch),
+            step,
+            train=False,
+            layers=layers,
+            maps=maps,
+            split=split,
+            vocabulary=self.vocabulary,
+        )[0]
 
     def _own(self, batch: Batch) -> Batch:
         """The batch in the teacher's tokens."""
@@ -298,11 +277,12 @@ class PrecomputedTeacher:
         )
         if self.policy == "logits":
             return Scored(
-                MaterialisedScores(DenseScores(arrays[0], self.vocabulary)), hidden
+                MaterialisedScores(DenseScores(arrays[0], self.vocabulary)),
+                hidden=hidden,
             )
         kind: Any = TopKScores if self.policy == "top_k" else SampledScores
         scores = kind(*arrays, self.temperature, self.vocabulary)
-        return Scored(MaterialisedScores(scores), hidden)
+        return Scored(MaterialisedScores(scores), hidden=hidden)
 
 
 def hidden_name(place: int) -> str:
