@@ -76,9 +76,10 @@ def run(out: Path, steps: int) -> dict[str, float]:
     objective = Distillation(
         student=EncoderStates(source=student, seq_len=SEQ),
         teacher=EncoderStates(source=teacher, seq_len=SEQ),
-        terms=(),
-        hidden=(HiddenMSE(pairs=tuple(enumerate(KEPT))),),
-        relations=(Relation(pairs=((2, 5),), heads=12),),
+        terms=(
+            HiddenMSE(pairs=tuple(enumerate(KEPT))),
+            Relation(pairs=((2, 5),), heads=12),
+        ),
         measures=(),
         chunk=None,
         causal=False,

@@ -17,13 +17,12 @@ from dew.cli.load import (
     tokenizer_of,
 )
 from dew.cli.report import show
-from dew.cli.terms import chosen
+from dew.cli.terms import parse_terms
 from dew.converters.pretrained import Pretrained
 from dew.data import evaluation_batches
 from dew.losses.hidden_states import even_layers
 from dew.objectives.causal_lm import CausalLM
 from dew.objectives.distillation.check import Row, check_distillation
-from dew.objectives.distillation.matching import Matching
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +94,7 @@ class Check:
                     passed=False,
                 )
             ]
-        picked = chosen(
+        terms = parse_terms(
             self.terms,
             temperature=self.temperature,
             pairs=lambda: even_layers(num_blocks(student), num_blocks(teacher)),
@@ -105,10 +104,7 @@ class Check:
             sides[0],
             sides[1],
             self._batch(student, console),
-            terms=picked.terms,
-            matching=Matching(
-                hidden=picked.hidden, relations=picked.relations, maps=picked.maps
-            ),
+            terms=terms,
             vocabulary=vocabulary,
         )
 

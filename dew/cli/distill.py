@@ -23,7 +23,7 @@ from dew.cli.load import (
 from dew.cli.lora_flags import trained_by
 from dew.cli.report import show
 from dew.cli.teacher_time import Watch, seconds_a_token, waited
-from dew.cli.terms import Chosen, chosen
+from dew.cli.terms import parse_terms
 from dew.cli.train import prepare_model, text_batches, train
 from dew.converters.folder.folder import Folder
 from dew.converters.open_folder import open_folder
@@ -31,9 +31,9 @@ from dew.converters.pretrained import Pretrained
 from dew.data import Batches
 from dew.data.retokenize import Retokenized
 from dew.data.teacher_cache import CachedBatches, TeacherCache, tokenizer_hash
-from dew.losses.divergences import CrossEntropy
-from dew.losses.hidden_states import LayerPairs, even_layers
-from dew.losses.uld import ULD
+from dew.losses.hidden_states import LayerPairs, StateTerm, even_layers
+from dew.losses.scores import OwnProbabilities
+from dew.losses.term import Term
 from dew.objectives.causal_lm import CausalLM
 from dew.objectives.distillation.cross_tokenizer import CrossTokenizerTeacher
 from dew.objectives.distillation.objective import Distillation
@@ -92,17 +92,14 @@ class Distill(TrainingFlags):
         )
         student = prepare_model(self, student)
         source = self._teacher_source(console)
-        picked = self._terms(student, source)
-        taught = self._taught(student, source, picked, console)
+        terms = self._terms(student, source)
+        taught = self._taught(student, source, terms, console)
         objective = Distillation(
             student=CausalLM(
                 source=student, seq_len=self.seq_len, trainable=trained_by(student)
             ),
             teacher=taught.teacher,
-            terms=picked.terms,
-            hidden=picked.hidden,
-            relations=picked.relations,
-            maps=picked.maps,
+            terms=terms,
             on_policy=self._on_policy,
             chunk="auto" if self.chunk is None else self.chunk,
         )
@@ -172,7 +169,7 @@ class Distill(TrainingFlags):
         self,
         student: Pretrained,
         source: Pretrained | None,
-        picked: Chosen,
+        terms: tuple[Term, ...],
         console: Console,
     ) -> "_Taught":
         """The teacher as the objective takes it, and the data with it."""
@@ -180,9 +177,14 @@ class Distill(TrainingFlags):
             return self._from_cache(self.cache, student)
         data = text_batches(self, student, console)
         if source is None:
-            return self._live(data, picked)
+            return self._live(data, terms)
         objective = CausalLM(source=source, seq_len=self.seq_len)
-        only_ranks = all(isinstance(t, ULD | CrossEntropy) for t in picked.terms)
+        # The terms that SpanScores serve, the only scores across tokenizers.
+        only_ranks = all(
+            t.student_only or t.needs_scores is OwnProbabilities
+            for t in terms
+            if t.reads == "logits"
+        )
         try:
             vocabulary = common_vocabulary(student, source)
         except ValueError:
@@ -201,16 +203,19 @@ class Distill(TrainingFlags):
             teacher=ModelTeacher(objective=objective, vocabulary=vocabulary), data=data
         )
 
-    def _live(self, data: Batches, picked: Chosen) -> "_Taught":
-        asked = {theirs for term in picked.hidden for _, theirs in term.pairs}
-        asked |= {theirs for term in picked.relations for _, theirs in term.pairs}
-        layers = tuple(sorted(asked))
+    def _live(self, data: Batches, terms: tuple[Term, ...]) -> "_Taught":
+        layers = {
+            theirs
+            for term in terms
+            if isinstance(term, StateTerm) and term.reads == "hidden"
+            for _, theirs in term.pairs
+        }
         live = roads.live_batches(
             self._teacher_folder,
             data,
             top_k=self.top_k,
             temperature=self.temperature,
-            layers=layers,
+            layers=tuple(sorted(layers)),
         )
         return _Taught(
             teacher=live.teacher,
@@ -258,7 +263,9 @@ class Distill(TrainingFlags):
         )
         return _Taught(teacher=taught, data=data)
 
-    def _terms(self, student: Pretrained, teacher: Pretrained | None) -> Chosen:
+    def _terms(
+        self, student: Pretrained, teacher: Pretrained | None
+    ) -> tuple[Term, ...]:
         def pairs() -> LayerPairs:
             if teacher is not None:
                 return even_layers(num_blocks(student), num_blocks(teacher))
@@ -267,7 +274,7 @@ class Distill(TrainingFlags):
                 return even_layers(num_blocks(student), theirs)
             raise ValueError("a cache keeps no hidden states; use another road")
 
-        return chosen(
+        return parse_terms(
             self.terms,
             temperature=self.temperature,
             pairs=pairs,

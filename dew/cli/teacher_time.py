@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from dew.losses.chunking import whole_scores
 from dew.losses.diagnostics import perplexities
+from dew.losses.scores import DenseScores
 from dew.objectives.base import Step
 from dew.objectives.distillation.teachers import Teacher
 from dew.training.logs import Log
@@ -49,10 +51,12 @@ def seconds_a_token(teacher: Teacher, *, rows: int, seq_len: int) -> float:
     step = Step(jnp.int32(0), jax.random.key(0))
 
     def score(variables: Variables, batch: Batch) -> Array:
-        scored = teacher.score(variables, batch, step, layers=(), split=False).scores
-        said = scored.scores(scored.held, scored.tokens)
-        # All logits are made; only their peak leaves the program.
-        return jnp.max(said.logits)
+        scored = teacher.score(variables, batch, step, layers=(), split=False)
+        scores = whole_scores(scored.scores)
+        if not isinstance(scores, DenseScores):
+            raise TypeError(f"expected logits to time, got {type(scores).__name__}")
+        # All logits are computed; only their largest leaves the program.
+        return jnp.max(scores.logits)
 
     run = jax.jit(score)
     jax.block_until_ready(run(variables, batch))

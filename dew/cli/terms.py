@@ -1,10 +1,9 @@
-"""Loss terms by the names that a command line gives them."""
+"""Loss terms by their names on the command line."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
-from typing import Any
 
 import optax
 
@@ -24,6 +23,7 @@ from dew.losses.hidden_states import (
     HiddenMSE,
     LayerPairs,
     Relation,
+    StateTerm,
 )
 from dew.losses.term import Schedule, Term
 from dew.losses.uld import ULD
@@ -39,75 +39,66 @@ TERMS: Mapping[str, Callable[[float], Term]] = {
     "uld": lambda t: ULD(temperature=t),
     "ce": lambda _: CrossEntropy(),
 }
-"""Terms over the two sides' scores, made at a temperature."""
-
-HIDDEN: Mapping[str, Callable[[LayerPairs], Any]] = {
-    "hidden": lambda pairs: HiddenMSE(pairs=pairs),
-    "cosine": lambda pairs: HiddenCosine(pairs=pairs),
-}
-"""Terms over hidden states of paired blocks."""
+"""Terms over logits, each a function of the temperature."""
 
 RELATION_HEADS = 8
+"""Heads that hidden states are split into for the `relation` term."""
+
+STATE_TERMS: Mapping[str, Callable[[LayerPairs], StateTerm]] = {
+    "hidden": lambda pairs: HiddenMSE(pairs=pairs),
+    "cosine": lambda pairs: HiddenCosine(pairs=pairs),
+    # MiniLMv2 relates one layer, the last.
+    "relation": lambda pairs: Relation(pairs=pairs[-1:], heads=RELATION_HEADS),
+    "attention": lambda pairs: AttentionMap(pairs=pairs, mean_heads=True),
+}
+"""Terms over hidden states or attention of paired layers."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Chosen:
-    """What `--terms` named, sorted by what each looks at."""
-
-    terms: tuple[Term, ...]
-    hidden: tuple[HiddenMSE | HiddenCosine, ...]
-    relations: tuple[Relation, ...]
-    maps: tuple[AttentionMap, ...]
-
-
-def chosen(
+def parse_terms(
     words: Sequence[str],
     *,
     temperature: float,
     pairs: Callable[[], LayerPairs],
     accumulation: int = 1,
-) -> Chosen:
-    """Reads words such as `kl`, `ce=0.5` or `kl=linear:1->0.1@1000`: a term's weight.
+) -> tuple[Term, ...]:
+    """Parses words such as `kl`, `ce=0.5` or `kl=linear:1->0.1@1000` into terms.
 
-    A weight that moves names its shape, its ends, and the steps in which it gets from
-    one to the other. Those are commits of `accumulation` microbatches each.
+    A scheduled weight names its shape, its two ends, and the number of steps between
+    them. Those are commits of `accumulation` micro-batches each.
+
+    Args:
+        words: names of terms, each with an optional weight.
+        temperature: of every term that has one.
+        pairs: returns the layer pairs; called only for a term that needs them.
+        accumulation: micro-batches in a commit.
 
     Raises:
-        ValueError: a word is no term, or its weight is no number; all are named.
+        ValueError: a word is not a term, or its weight is not a number; all are named.
     """
     faults: list[str] = []
-    found: dict[str, list[Any]] = {"terms": [], "hidden": [], "relations": []}
-    found["maps"] = []
+    terms: list[Term] = []
     for word in words:
         name, _, number = word.partition("=")
         weight = _weight(word, number, accumulation, faults)
         if name in TERMS:
-            term: Any = TERMS[name](temperature)
-            found["terms"].append(replace(term, weight=weight))
-        elif name in HIDDEN:
-            found["hidden"].append(replace(HIDDEN[name](pairs()), weight=weight))
-        elif name == "relation":
-            one = Relation(pairs=pairs()[-1:], heads=RELATION_HEADS, weight=weight)
-            found["relations"].append(one)
-        elif name == "attention":
-            found["maps"].append(
-                AttentionMap(pairs=pairs(), weight=weight, mean_heads=True)
-            )
+            terms.append(replace(TERMS[name](temperature), weight=weight))
+        elif name in STATE_TERMS:
+            terms.append(replace(STATE_TERMS[name](pairs()), weight=weight))
         else:
-            known = [*TERMS, *HIDDEN, "relation", "attention"]
+            known = [*TERMS, *STATE_TERMS]
             near = get_close_matches(name, known, n=1)
             meant = f"; did you mean {near[0]}?" if near else ""
             faults.append(f"{name!r} is none of {', '.join(known)}{meant}")
     if faults:
         raise ValueError("--terms: " + "; ".join(faults))
-    return Chosen(**{name: tuple(terms) for name, terms in found.items()})
+    return tuple(terms)
 
 
 MOVING = re.compile(r"(\w+):([^:@]+)->([^:@]+)@(\d+)")
 
 
 def _weight(word: str, number: str, accumulation: int, faults: list[str]) -> Schedule:
-    """A constant, or a schedule of the accepted microbatches."""
+    """Parses a constant, or a schedule of the accepted micro-batches."""
     if not number:
         return 1.0
     moving = MOVING.fullmatch(number)
@@ -117,7 +108,7 @@ def _weight(word: str, number: str, accumulation: int, faults: list[str]) -> Sch
         shape, first, last, steps = moving.groups()
         ends = float(first), float(last)
     except ValueError:
-        faults.append(f"the weight of {word!r} is no number")
+        faults.append(f"the weight of {word!r} is not a number")
         return 1.0
     if shape not in ("linear", "cosine") or not int(steps):
         faults.append(f"{word!r} must read NAME=linear:1.0->0.1@1000, or cosine:…")
@@ -128,6 +119,6 @@ def _weight(word: str, number: str, accumulation: int, faults: list[str]) -> Sch
 
 
 def _cosine(first: float, last: float, steps: int) -> Schedule:
-    """From one to the other along half a cosine."""
+    """Returns a schedule from `first` to `last` along half a cosine."""
     fall = optax.cosine_decay_schedule(1.0, steps)
     return lambda step: last + (first - last) * fall(step)

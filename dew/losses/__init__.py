@@ -11,7 +11,9 @@ with epy.lazy_api_imports(globals()):
         CrossTokenizerScores,
         LazyLogits,
         MaterialisedScores,
+        ScoreSource,
         term_sums,
+        whole_scores,
     )
     from dew.losses.cross_entropy import next_token_losses, next_tokens, token_losses
     from dew.losses.diagnostics import (
@@ -36,6 +38,7 @@ with epy.lazy_api_imports(globals()):
         HiddenCosine,
         HiddenMSE,
         Relation,
+        StateTerm,
         even_layers,
     )
     from dew.losses.policy_gradient import PolicyGradient
@@ -47,10 +50,16 @@ with epy.lazy_api_imports(globals()):
         torchtune,
         trl_gkd,
     )
-    from dew.losses.scores import DenseScores, Scores
+    from dew.losses.scores import (
+        DenseScores,
+        OwnProbabilities,
+        PairedScores,
+        Scores,
+        SoftTargets,
+    )
     from dew.losses.sparse_scores import SampledScores, TopKScores
     from dew.losses.supervised import Classification, Regression
-    from dew.losses.term import Schedule, Term
+    from dew.losses.term import Schedule, StateInputs, Term, TermInputs
     from dew.losses.uld import ULD
     from dew.losses.vocabulary import VocabularyMap, align
 
@@ -70,6 +79,8 @@ __all__ = [
     "LazyLogits",
     "MassOnTop",
     "MaterialisedScores",
+    "OwnProbabilities",
+    "PairedScores",
     "PolicyGradient",
     "Regression",
     "Relation",
@@ -78,11 +89,16 @@ __all__ = [
     "SampledScores",
     "ScaledJSD",
     "Schedule",
+    "ScoreSource",
     "Scores",
     "SkewKL",
     "SoftCrossEntropy",
+    "SoftTargets",
+    "StateInputs",
+    "StateTerm",
     "TeacherCrossEntropy",
     "Term",
+    "TermInputs",
     "TopKScores",
     "TopKTail",
     "VocabularyMap",
@@ -98,4 +114,5 @@ __all__ = [
     "token_losses",
     "torchtune",
     "trl_gkd",
+    "whole_scores",
 ]

@@ -1,127 +1,147 @@
-"""Sums of token losses that never hold the logits of a whole batch.
+"""Sums of token losses whose logits are never materialised for a whole batch.
 
-The sequence is cut into chunks. Each chunk's logits are made, scored and dropped, and
-made again in the backward pass. Chunks lie along the sequence, so every device keeps
-its own rows, and sums are carried in float32 or wider: the number of chunks changes
-neither the value nor the gradient.
+The sequence is cut into chunks. Each chunk's logits are computed, scored and dropped,
+and recomputed in the backward pass. Chunks lie along the sequence, so every device
+keeps its own rows, and sums are carried in float32 or wider: the number of chunks
+changes neither the value nor the gradient.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Int, PyTree
 
 from dew.losses.logspace import widened
 from dew.losses.scores import DenseScores, Scores
 from dew.losses.sparse_scores import SampledScores, TopKScores
-from dew.losses.term import Term
+from dew.losses.term import Term, TermInputs
+from dew.losses.uld import SpanScores
 from dew.losses.vocabulary import VocabularyMap
 
 Sums = TypeVar("Sums")
+Shared = TypeVar("Shared")
+Tokens = TypeVar("Tokens")
 
 
-class TokenSource(Protocol):
-    """Something that gives scores for any stretch of the sequence.
+@runtime_checkable
+class ScoreSource(Protocol):
+    """Scores of a batch that can be computed for any chunk of the sequence.
 
-    `held` is needed for every stretch; the leaves of `tokens` start with batch and seq.
+    `shared` is used by every chunk; the leaves of `tokens` start with batch and seq.
     """
 
     @property
-    def held(self) -> Any:
-        """What every stretch needs, as the weights of a head."""
+    def shared(self) -> PyTree:
+        """Arrays that every chunk needs, as the weights of a head."""
         ...
 
     @property
-    def tokens(self) -> Any:
-        """What belongs to single tokens."""
+    def tokens(self) -> PyTree:
+        """Arrays with one entry for each token, cut into chunks."""
         ...
 
-    def scores(self, held: Any, tokens: Any) -> Scores:
-        """The scores of the stretch whose tokens these are."""
+    def chunk(self, shared: Any, tokens: Any) -> Scores:
+        """Returns the scores of the chunk that holds these tokens."""
         ...
 
 
 @struct.dataclass
 class MaterialisedScores:
-    """Scores that exist already: logits, a cache's top k, or drawn tokens."""
+    """Scores that are in memory already: logits, a cache's top k, or drawn tokens."""
 
     tokens: DenseScores | TopKScores | SampledScores
 
     @property
-    def held(self) -> tuple[()]:
-        """Nothing."""
+    def shared(self) -> tuple[()]:
+        """Arrays that every chunk needs: none."""
         return ()
 
-    def scores(self, held: Any, tokens: Any) -> Any:
-        """The stretch itself."""
+    def chunk(
+        self, shared: tuple[()], tokens: DenseScores | TopKScores | SampledScores
+    ) -> DenseScores | TopKScores | SampledScores:
+        """Returns the cut scores as they are."""
         return tokens
 
 
 @struct.dataclass
 class LazyLogits:
-    """Hidden states whose logits are made when they are needed: `unembed(held, final)`.
+    """Final hidden states with the head that computes logits from them on demand.
 
-    `unembed` is the model's own, so that its softcap, scale, norm and bias are in.
+    `unembed(shared, tokens)` is the model's own, so that its softcap, scale, norm and
+    bias are included.
     """
 
-    held: Any
+    shared: PyTree
     tokens: Float[Array, "batch seq embed"]
-    unembed: Callable[[Any, Any], Any] = struct.field(pytree_node=False)
+    unembed: Callable[[Any, Any], Array] = struct.field(pytree_node=False)
     vocabulary: VocabularyMap | None = struct.field(pytree_node=False, default=None)
 
-    def scores(self, held: Any, tokens: Any) -> DenseScores:
-        """The stretch's logits."""
+    def chunk(
+        self, shared: PyTree, tokens: Float[Array, "batch chunk embed"]
+    ) -> DenseScores:
+        """Computes the logits of a chunk of hidden states."""
         return DenseScores(
-            logits=self.unembed(held, tokens), vocabulary=self.vocabulary
+            logits=self.unembed(shared, tokens), vocabulary=self.vocabulary
         )
 
 
 @struct.dataclass
 class CrossTokenizerScores:
-    """Scores of other positions than the student's, which no stretch can be cut from.
+    """Scores from another tokenizer, which have no common axis with the student's.
 
-    They are held whole, so `chunk` must be None beside them.
+    They cannot be cut along the student's sequence, so `chunk` must be None with them.
     """
 
-    held: Any
+    shared: SpanScores
 
     @property
     def tokens(self) -> tuple[()]:
-        """Nothing belongs to single tokens of the student."""
+        """Arrays with one entry for each token of the student: none."""
         return ()
 
-    def scores(self, held: Any, tokens: Any) -> Any:
-        """All of them."""
-        return held
+    def chunk(self, shared: SpanScores, tokens: tuple[()]) -> SpanScores:
+        """Returns the scores of the whole sequence."""
+        return shared
+
+
+def whole_scores(source: ScoreSource) -> Scores:
+    """Returns the scores of the whole sequence, computed in one piece."""
+    return source.chunk(source.shared, source.tokens)
 
 
 def term_sums(
     terms: Sequence[Term],
-    student: MaterialisedScores | LazyLogits,
-    teacher: MaterialisedScores | LazyLogits | CrossTokenizerScores,
+    student: ScoreSource,
+    teacher: ScoreSource,
     *,
     weights: Float[Array, "batch seq"],
     labels: Int[Array, "batch seq"] | None = None,
     step: int | Int[Array, ""] = 0,
     chunk: int | None = None,
 ) -> tuple[Float[Array, ""], ...]:
-    """Each term's values summed with the weights of their positions, before its weight.
+    """Sums each term's values over the positions, times the weights of the positions.
 
     A position of weight 0 is masked on the *inputs*: whatever it holds, NaN included,
-    reaches neither a value nor a gradient. No gradient reaches the teacher.
+    reaches neither a value nor a gradient. No gradient reaches the teacher. The terms'
+    own weights are not applied.
 
     Args:
-        terms: what to compute; one pass serves them all.
+        terms: terms over logits; one pass serves them all.
         student: logits, or hidden states with the student's output embedding.
         teacher: scores of the same positions in any form.
-        weights: what each position counts for; 0 masks it.
-        labels: the tokens that the positions predict, where a term asks for them.
-        step: what the terms' schedules are read at.
+        weights: the weight of each position; 0 masks it.
+        labels: the tokens that the positions predict, for terms that need them.
+        step: the count of accepted micro-batches, for the terms' schedules.
         chunk: positions of the sequence at a time; None takes all at once.
+
+    Raises:
+        TypeError: the student's scores are not dense logits, or a term compares what
+            the teacher's scores do not give.
     """
     tokens = {
         "student": student.tokens,
@@ -129,35 +149,41 @@ def term_sums(
         "weights": weights,
         "labels": labels,
     }
-    held = (student.held, lax.stop_gradient(teacher.held))
+    shared = (student.shared, lax.stop_gradient(teacher.shared))
 
-    def sums(held: Any, part: dict[str, Any]) -> tuple[Array, ...]:
+    def sums(shared: tuple[Any, Any], part: dict[str, Any]) -> tuple[Array, ...]:
         live = part["weights"] > 0
         part = jax.tree.map(lambda leaf: _masked(live, leaf), part)
-        logits = student.scores(held[0], part["student"]).logits
-        scores = teacher.scores(held[1], part["teacher"])
-        values = [
-            term.values(logits, scores, labels=part["labels"], mask=live, step=step)
-            for term in terms
-        ]
+        inputs = TermInputs(
+            _logits(student.chunk(shared[0], part["student"])),
+            teacher.chunk(shared[1], part["teacher"]),
+            labels=part["labels"],
+            mask=live,
+            step=step,
+        )
+        values = [term.values(inputs) for term in terms]
         return tuple(jnp.sum(part["weights"].astype(v.dtype) * v) for v in values)
 
-    return sum_over_chunks(sums, held, tokens, chunk=chunk)
+    return sum_over_chunks(sums, shared, tokens, chunk=chunk)
 
 
 def sum_over_chunks(
-    fn: Callable[[Any, Any], Sums], held: Any, tokens: Any, *, chunk: int | None
+    fn: Callable[[Shared, Tokens], Sums],
+    shared: Shared,
+    tokens: Tokens,
+    *,
+    chunk: int | None,
 ) -> Sums:
-    """The sum over chunks of `fn(held, chunk of tokens)`, a tree of scalars.
+    """Sums `fn(shared, chunk of tokens)`, a tree of scalars, over the chunks.
 
-    A last chunk that is shorter is taken as it is. `held` is carried in float32, so
-    that the gradient of a bfloat16 head is not rounded once per chunk, and given to
-    `fn` in its own dtype.
+    A last chunk that is shorter is computed at its own length. `shared` is carried in
+    float32, so that the gradient of a bfloat16 head is not rounded once per chunk, and
+    given to `fn` in its own dtype.
 
     Args:
-        fn: sums over the stretch that it is given.
-        held: what every chunk needs.
-        tokens: leaves that start with batch and seq.
+        fn: sums over the chunk that it is given.
+        shared: arrays that every chunk needs.
+        tokens: a tree whose leaves start with batch and seq.
         chunk: positions at a time; None, or no fewer than there are, calls `fn` once.
 
     Raises:
@@ -165,42 +191,53 @@ def sum_over_chunks(
     """
     length = jax.tree.leaves(tokens)[0].shape[1]
     if chunk is None or chunk >= length:
-        return fn(held, tokens)
+        return fn(shared, tokens)
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1 position, got {chunk}")
-    dtypes = jax.tree.map(lambda leaf: jnp.result_type(leaf), held)
-    wide = jax.tree.map(_wide_if_float, held)
+    dtypes = jax.tree.map(lambda leaf: jnp.result_type(leaf), shared)
+    wide = jax.tree.map(_wide_if_float, shared)
 
-    def narrow(wide: Any, part: Any) -> Sums:
+    # Casting back inside the chunk puts the cast's transpose there too: gradients leave
+    # each chunk in float32 and are added in float32 by the scan.
+    def narrow(wide: Shared, part: Tokens) -> Sums:
         own = jax.tree.map(lambda leaf, dtype: leaf.astype(dtype), wide, dtypes)
         return fn(own, part)
 
     # In a scan nothing can be merged with the forward pass, so CSE needs no barrier.
     body = jax.checkpoint(narrow, prevent_cse=False)
-    whole = length // chunk * chunk
+    even_length = length // chunk * chunk
 
-    def add(sums: Sums, part: Any) -> tuple[Sums, None]:
+    def add(sums: Sums, part: Tokens) -> tuple[Sums, None]:
         return jax.tree.map(jnp.add, sums, body(wide, part)), None
 
-    parts = jax.tree.map(lambda leaf: _cut(leaf[:, :whole], chunk), tokens)
+    parts = jax.tree.map(lambda leaf: _cut(leaf[:, :even_length], chunk), tokens)
     first = jax.tree.map(lambda leaf: leaf[0], parts)
     shapes = jax.eval_shape(narrow, wide, first)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     sums, _ = lax.scan(add, zeros, parts)
-    if whole == length:
+    if even_length == length:
         return sums
-    ragged = jax.tree.map(lambda leaf: leaf[:, whole:], tokens)
+    # The ragged end stays outside the scan: padding it would unembed extra tokens.
+    ragged = jax.tree.map(lambda leaf: leaf[:, even_length:], tokens)
     return jax.tree.map(jnp.add, sums, jax.checkpoint(narrow)(wide, ragged))
 
 
 def sequence_weights(weights: Float[Array, "batch seq"]) -> Float[Array, "batch seq"]:
-    """Weights under which a sum of token losses is a sum of sequence means.
+    """Returns weights under which a sum of token losses is a sum of sequence means.
 
-    The mass of such a sum is the number of sequences that count at all.
+    The total weight is then the number of sequences that have any weight.
     """
     wide = widened(weights)
-    whole = jnp.sum(wide, axis=1, keepdims=True)
-    return jnp.where(whole > 0, wide / jnp.where(whole > 0, whole, 1), 0)
+    mass = jnp.sum(wide, axis=1, keepdims=True)
+    return jnp.where(mass > 0, wide / jnp.where(mass > 0, mass, 1), 0)
+
+
+def _logits(scores: Scores) -> Array:
+    if not isinstance(scores, DenseScores):
+        raise TypeError(
+            f"a student must give dense logits, got {type(scores).__name__}"
+        )
+    return scores.logits
 
 
 def _masked(live: Array, leaf: Array) -> Array:
@@ -213,6 +250,6 @@ def _cut(leaf: Array, chunk: int) -> Array:
     return jnp.moveaxis(leaf.reshape(batch, length // chunk, chunk, *rest), 1, 0)
 
 
-def _wide_if_float(leaf: Any) -> Array:
+def _wide_if_float(leaf: ArrayLike) -> Array:
     array = jnp.asarray(leaf)
     return widened(array) if jnp.issubdtype(array.dtype, jnp.floating) else array

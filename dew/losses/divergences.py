@@ -6,13 +6,13 @@ temperature moves: Hinton et al., "Distilling the Knowledge in a Neural Network"
 section 2. The factor is in the value *and* so in the gradient.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from dew.losses.logspace import (
     Scalar,
@@ -21,20 +21,26 @@ from dew.losses.logspace import (
     log_softmax,
     relative_entropy,
 )
-from dew.losses.scores import Scores
-from dew.losses.term import Schedule, at, check_positive, check_share
+from dew.losses.scores import (
+    PairedScores,
+    SoftTargets,
+    paired_scores,
+    soft_targets,
+)
+from dew.losses.term import Schedule, Term, TermInputs, at, check_positive, check_share
 
 LogProbs = Float[Array, "*batch classes"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Divergence(ABC):
+class Divergence(Term[TermInputs]):
     """A term that compares log-probabilities class by class.
 
     `top` compares only the teacher's likeliest classes and one bucket of all others.
     """
 
-    weight: Schedule = 1.0
+    needs_scores: ClassVar[type | None] = PairedScores
+
     temperature: Schedule = 1.0
     t_squared: bool = True
     top: int | None = None
@@ -48,19 +54,13 @@ class Divergence(ABC):
     ) -> Float[Array, "*batch"]:
         """The divergence of teacher log-probabilities `a` and student ones `s`."""
 
-    def values(
-        self,
-        student: Float[Array, "*batch vocab"],
-        teacher: Scores,
-        *,
-        labels: Int[Array, "*batch"] | None = None,
-        mask: Bool[Array, "*batch"] | None = None,
-        step: int | Int[Array, ""] = 0,
-    ) -> Float[Array, "*batch"]:
+    def values(self, inputs: TermInputs) -> Float[Array, "*batch"]:
         """The divergence of every position."""
-        temperature = at(self.temperature, step)
-        a, s = teacher.paired_log_probs(student, temperature, self.top)
-        return _hinton(self.between(a, s, step), temperature, self.t_squared)
+        temperature = at(self.temperature, inputs.step)
+        teacher = paired_scores(self, inputs.teacher)
+        a, s = teacher.paired_log_probs(inputs.student, temperature, self.top)
+        values = self.between(a, s, inputs.step)
+        return _tempered(values, temperature, self.t_squared)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +155,7 @@ class TVD(Divergence):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopKTail:
+class TopKTail(Term[TermInputs]):
     """Forward KL of the teacher's `k` likeliest classes, and a policy for the rest.
 
     `bucket` (the default) makes all others one class on both sides: always a lower
@@ -165,8 +165,9 @@ class TopKTail:
     that k = 1 gives 0 whatever the student says (ModelOpt, ms-swift).
     """
 
+    needs_scores: ClassVar[type | None] = PairedScores
+
     k: int
-    weight: Schedule = 1.0
     temperature: Schedule = 1.0
     t_squared: bool = True
     rest: Literal["bucket", "teacher", "both"] = "bucket"
@@ -176,54 +177,41 @@ class TopKTail:
         if self.k < 1:
             raise ValueError(f"TopKTail.k must be at least 1, got {self.k}")
 
-    def values(
-        self,
-        student: Float[Array, "*batch vocab"],
-        teacher: Scores,
-        *,
-        labels: Int[Array, "*batch"] | None = None,
-        mask: Bool[Array, "*batch"] | None = None,
-        step: int | Int[Array, ""] = 0,
-    ) -> Float[Array, "*batch"]:
+    def values(self, inputs: TermInputs) -> Float[Array, "*batch"]:
         """KL over k + 1 classes, or over k."""
-        temperature = at(self.temperature, step)
-        a, s = teacher.paired_log_probs(student, temperature, self.k)
+        temperature = at(self.temperature, inputs.step)
+        teacher = paired_scores(self, inputs.teacher)
+        a, s = teacher.paired_log_probs(inputs.student, temperature, self.k)
         if self.rest == "teacher":
             empty = jnp.full_like(a[..., -1:], -jnp.inf)
             a = jnp.concatenate([_renormalised(a[..., :-1]), empty], axis=-1)
         elif self.rest == "both":
             a, s = _renormalised(a[..., :-1]), _renormalised(s[..., :-1])
-        return _hinton(ForwardKL().between(a, s), temperature, self.t_squared)
+        return _tempered(ForwardKL().between(a, s), temperature, self.t_squared)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SoftCrossEntropy:
+class SoftCrossEntropy(Term[TermInputs]):
     """Minus the sum of p log q: the forward KL with the teacher's entropy left in.
 
     Same gradient as the forward KL; other value. alpha times this plus (1 - alpha)
     times the cross-entropy is the cross-entropy to the mixed target, at temperature 1.
     """
 
-    weight: Schedule = 1.0
+    needs_scores: ClassVar[type | None] = SoftTargets
+
     temperature: Schedule = 1.0
     t_squared: bool = True
 
     def __post_init__(self) -> None:
         check_positive(self, "temperature", self.temperature)
 
-    def values(
-        self,
-        student: Float[Array, "*batch vocab"],
-        teacher: Scores,
-        *,
-        labels: Int[Array, "*batch"] | None = None,
-        mask: Bool[Array, "*batch"] | None = None,
-        step: int | Int[Array, ""] = 0,
-    ) -> Float[Array, "*batch"]:
+    def values(self, inputs: TermInputs) -> Float[Array, "*batch"]:
         """The student's code length for the teacher's distribution."""
-        temperature = at(self.temperature, step)
-        nats = teacher.cross_entropy(student, temperature)
-        return _hinton(nats, temperature, self.t_squared)
+        temperature = at(self.temperature, inputs.step)
+        targets = soft_targets(self, inputs.teacher)
+        nats = targets.cross_entropy(inputs.student, temperature)
+        return _tempered(nats, temperature, self.t_squared)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,25 +224,18 @@ class Sampled(SoftCrossEntropy):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CrossEntropy:
+class CrossEntropy(Term[TermInputs]):
     """The student's own loss on the labels, always at temperature 1."""
 
-    weight: Schedule = 1.0
+    needs_labels: ClassVar[bool] = True
+    student_only: ClassVar[bool] = True
 
-    def values(
-        self,
-        student: Float[Array, "*batch vocab"],
-        teacher: Scores | None = None,
-        *,
-        labels: Int[Array, "*batch"] | None = None,
-        mask: Bool[Array, "*batch"] | None = None,
-        step: int | Int[Array, ""] = 0,
-    ) -> Float[Array, "*batch"]:
+    def values(self, inputs: TermInputs) -> Float[Array, "*batch"]:
         """Minus log q of the label."""
-        if labels is None:
+        if inputs.labels is None:
             raise ValueError("CrossEntropy needs the labels of the positions, got None")
-        log_q = log_softmax(student)
-        return -jnp.take_along_axis(log_q, labels[..., None], axis=-1)[..., 0]
+        log_q = log_softmax(inputs.student)
+        return -jnp.take_along_axis(log_q, inputs.labels[..., None], axis=-1)[..., 0]
 
 
 def _to_mixture(
@@ -275,7 +256,7 @@ def _renormalised(log_probs: LogProbs) -> LogProbs:
     return jax.nn.log_softmax(log_probs, axis=-1, where=log_probs > -jnp.inf)
 
 
-def _hinton(
+def _tempered(
     values: Float[Array, "*batch"], temperature: Scalar, t_squared: bool
 ) -> Float[Array, "*batch"]:
     if not t_squared:

@@ -1,14 +1,14 @@
-"""Matching what happens inside: hidden states, their relations, attention maps.
+"""Losses between hidden states, their relations, and attention maps of two models.
 
-States are [batch, seq, embed] in pairs of layers, student first. Layers are counted as
-the model protocol counts them: `i` is the output of block `i` before any final norm and
-the number of blocks itself is the state after it, so a pair says what it compares.
-Projectors are arrays of the run, not of the model: an export never holds one. `teacher`
-is the number, counted from 0, of the teacher that a term is matched with.
+States are [batch, seq, embed] in pairs of layers, student first. Layer `i` is the
+output of block `i` before any final norm, and the number of blocks itself is the state
+after that norm. Projectors are arrays of the run, not of the model: an export never
+holds one.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +18,9 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from dew.losses.divergences import ForwardKL
 from dew.losses.logspace import log_softmax, widened
-from dew.losses.term import Schedule
+from dew.losses.term import Reads, StateInputs, Term
 
 LayerPairs = tuple[tuple[int, int], ...]
-States = Sequence[Float[Array, "batch seq _"]]
-Projectors = Sequence[Float[Array, "_ _"] | None]
 
 
 def even_layers(student: int, teacher: int) -> LayerPairs:
@@ -30,6 +28,12 @@ def even_layers(student: int, teacher: int) -> LayerPairs:
 
     Counted from one in that formula and from zero in the result, so the last blocks
     always pair; all are states before the final norm.
+
+    >>> even_layers(3, 6)
+    ((0, 1), (1, 3), (2, 5))
+
+    Raises:
+        ValueError: the student has no blocks, or more than the teacher.
     """
     if not 0 < student <= teacher:
         raise ValueError(
@@ -45,84 +49,99 @@ def even_layers(student: int, teacher: int) -> LayerPairs:
 def projector(
     key: Key[Array, ""], student: int, teacher: int
 ) -> Float[Array, "student teacher"]:
-    """A linear map between widths, drawn to keep the size of what it maps."""
+    """Draws a matrix between two widths that keeps the scale of the states."""
     return jax.random.normal(key, (student, teacher)) / jnp.sqrt(student)
 
 
 @dataclass(frozen=True, kw_only=True)
-class HiddenMSE:
-    """Squared distance of states, averaged over feature dimensions and layer pairs.
+class StateTerm(Term[StateInputs]):
+    """A term between paired layers of the student and of one teacher.
 
-    So it does not grow with the width. A projected student state is compared with the
-    teacher's as it is.
+    Attributes:
+        metric: the name under which the term is logged, before its number.
+        projects: whether states of unequal width get a projector that is trained.
+        pairs: (student layer, teacher layer) of every pair.
+        teacher: the number of the teacher, counted from 0.
     """
 
+    metric: ClassVar[str]
+    projects: ClassVar[bool] = False
+
     pairs: LayerPairs
-    weight: Schedule = 1.0
     teacher: int = 0
 
-    def values(
-        self, student: States, teacher: States, projectors: Projectors = ()
-    ) -> Float[Array, "batch seq"]:
-        """The mean squared distance at every position."""
-        ours, theirs = _projected(self.pairs, student, teacher, projectors)
+    def compared(self, states: Sequence[Array]) -> Sequence[Array]:
+        """Returns a side's block outputs as the term compares them: here, as stored."""
+        return states
+
+
+@dataclass(frozen=True, kw_only=True)
+class HiddenMSE(StateTerm):
+    """Mean squared distance of hidden states over features and layer pairs.
+
+    A mean over features does not grow with the width. A projected student state is
+    compared with the teacher's as it is.
+    """
+
+    reads: ClassVar[Reads] = "hidden"
+    metric: ClassVar[str] = "hidden"
+    projects: ClassVar[bool] = True
+
+    def values(self, inputs: StateInputs) -> Float[Array, "batch seq"]:
+        """Returns the mean squared distance at every position."""
         squares = [
             jnp.mean(jnp.square(x - y), axis=-1)
-            for x, y in zip(ours, theirs, strict=True)
+            for x, y in _projected(self.pairs, inputs)
         ]
         return sum(squares[1:], squares[0]) / len(squares)
 
 
 @dataclass(frozen=True, kw_only=True)
-class HiddenCosine:
-    """One minus the cosine of states, averaged over layer pairs."""
+class HiddenCosine(StateTerm):
+    """One minus the cosine of hidden states, averaged over layer pairs."""
 
-    pairs: LayerPairs
-    weight: Schedule = 1.0
-    teacher: int = 0
+    reads: ClassVar[Reads] = "hidden"
+    metric: ClassVar[str] = "hidden"
+    projects: ClassVar[bool] = True
 
-    def values(
-        self, student: States, teacher: States, projectors: Projectors = ()
-    ) -> Float[Array, "batch seq"]:
-        """One minus the cosine at every position, from 0 to 2."""
-        ours, theirs = _projected(self.pairs, student, teacher, projectors)
+    def values(self, inputs: StateInputs) -> Float[Array, "batch seq"]:
+        """Returns one minus the cosine at every position, from 0 to 2."""
         # Half the squared distance of unit vectors: exactly 0 for equal states, which
         # 1 - cos is not in float32.
         gaps = [
             jnp.sum(jnp.square(_unit(x) - _unit(y)), axis=-1) / 2
-            for x, y in zip(ours, theirs, strict=True)
+            for x, y in _projected(self.pairs, inputs)
         ]
         return sum(gaps[1:], gaps[0]) / len(gaps)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Relation:
-    """KL of the rows of softmax(X X' / sqrt(dim)), teacher to student.
+class Relation(StateTerm):
+    """KL of the rows of softmax(X X' / sqrt(dim)), from teacher to student.
 
     X are queries, keys, values or hidden states; both sides are split anew into `heads`
     heads, so widths and head counts may differ. Wang et al., "MiniLMv2: Multi-Head
     Self-Attention Relation Distillation for Compressing Pretrained Transformers"
-    (2021), section 3. Compares only positions that may see each other: see
+    (2021), section 3. Compares only positions that may attend to each other: see
     `visible_pairs`.
     """
 
-    pairs: LayerPairs
+    reads: ClassVar[Reads] = "hidden"
+    metric: ClassVar[str] = "relation"
+    whole_sequence: ClassVar[bool] = True
+
     heads: int
-    weight: Schedule = 1.0
-    teacher: int = 0
 
     def __post_init__(self) -> None:
         if self.heads < 1:
             raise ValueError(f"Relation.heads must be at least 1, got {self.heads}")
 
-    def values(
-        self, student: States, teacher: States, visible: Bool[Array, "batch seq seq"]
-    ) -> Float[Array, "batch seq"]:
-        """The KL of every row, averaged over heads and layer pairs."""
-        _check_count(self.pairs, student, teacher)
+    def values(self, inputs: StateInputs) -> Float[Array, "batch seq"]:
+        """Returns the KL of every row, averaged over heads and layer pairs."""
+        visible = _checked(self, inputs)
         rows = [
             self._rows(x, lax.stop_gradient(y), visible)
-            for x, y in zip(student, teacher, strict=True)
+            for x, y in zip(inputs.student, inputs.teacher, strict=True)
         ]
         return sum(rows[1:], rows[0]) / len(rows)
 
@@ -147,42 +166,38 @@ class Relation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionMap:
+class AttentionMap(StateTerm):
     """Squared distance of attention maps, averaged over heads and visible keys.
 
     Maps are [batch, heads, queries, keys], probabilities or scores before the softmax
     (Jiao et al., "TinyBERT: Distilling BERT for Natural Language Understanding" (2020),
-    section 3.1, takes the scores). They need an attention that keeps its map: fused
-    kernels never make one. Where head counts differ, `mean_heads` compares the means.
-    A model leaves its scores; what is compared in training is their softmax unless
-    `scores` is set.
+    section 3.1, takes the scores). They need an attention that materialises its map:
+    fused kernels never do. Where head counts differ, `mean_heads` compares the means.
+    A model stores its scores; a distillation compares their softmax unless `scores` is
+    set.
     """
 
-    pairs: LayerPairs
-    weight: Schedule = 1.0
+    reads: ClassVar[Reads] = "attention"
+    metric: ClassVar[str] = "attention"
+    whole_sequence: ClassVar[bool] = True
+
     mean_heads: bool = False
     scores: bool = False
-    teacher: int = 0
 
-    def read(
-        self, found: Sequence[Float[Array, "batch _ seq seq"]]
-    ) -> list[Float[Array, "batch _ seq seq"]]:
-        """What is compared, of scores as models leave them: those, or their softmax."""
+    def compared(
+        self, states: Sequence[Float[Array, "batch _ seq seq"]]
+    ) -> Sequence[Float[Array, "batch _ seq seq"]]:
+        """Returns the attention scores of the paired layers, or their softmax."""
         if self.scores:
-            return list(found)
-        return [jax.nn.softmax(widened(one), axis=-1) for one in found]
+            return states
+        return [jax.nn.softmax(widened(x), axis=-1) for x in states]
 
-    def values(
-        self,
-        student: Sequence[Float[Array, "batch _ seq seq"]],
-        teacher: Sequence[Float[Array, "batch _ seq seq"]],
-        visible: Bool[Array, "batch seq seq"],
-    ) -> Float[Array, "batch seq"]:
-        """The mean squared distance of every query's row."""
-        _check_count(self.pairs, student, teacher)
+    def values(self, inputs: StateInputs) -> Float[Array, "batch seq"]:
+        """Returns the mean squared distance of every query's row."""
+        visible = _checked(self, inputs)
         rows = [
             self._rows(x, lax.stop_gradient(y), visible)
-            for x, y in zip(student, teacher, strict=True)
+            for x, y in zip(inputs.student, inputs.teacher, strict=True)
         ]
         return sum(rows[1:], rows[0]) / len(rows)
 
@@ -206,7 +221,11 @@ def visible_pairs(
     *,
     causal: bool = False,
 ) -> Bool[Array, "batch seq seq"]:
-    """Which queries (rows) see which keys (columns): both real, and of one document."""
+    """Returns which queries (rows) may attend to which keys (columns).
+
+    Both must be real tokens of one document, and with `causal` the key not later than
+    the query.
+    """
     visible = mask[:, :, None] & mask[:, None, :]
     if segment_ids is not None:
         visible &= segment_ids[:, :, None] == segment_ids[:, None, :]
@@ -216,19 +235,20 @@ def visible_pairs(
     return visible
 
 
-def _projected(
-    pairs: LayerPairs, student: States, teacher: States, projectors: Projectors
-) -> tuple[list[Array], list[Array]]:
-    _check_count(pairs, student, teacher)
-    maps = list(projectors) or [None] * len(pairs)
-    ours = [
-        widened(x) if w is None else widened(x) @ w.astype(widened(x).dtype)
-        for x, w in zip(student, maps, strict=True)
+def _projected(pairs: LayerPairs, inputs: StateInputs) -> list[tuple[Array, Array]]:
+    """Returns the states of each pair in one width, the teacher's without gradient."""
+    _check_count(pairs, inputs)
+    projectors = list(inputs.projectors) or [None] * len(pairs)
+    sides = [
+        (
+            widened(x) if w is None else widened(x) @ w.astype(widened(x).dtype),
+            lax.stop_gradient(widened(y)),
+        )
+        for x, y, w in zip(inputs.student, inputs.teacher, projectors, strict=True)
     ]
-    theirs = [lax.stop_gradient(widened(y)) for y in teacher]
     faults = [
         f"{pair}: {x.shape[-1]} and {y.shape[-1]}"
-        for pair, x, y in zip(pairs, ours, theirs, strict=True)
+        for pair, (x, y) in zip(pairs, sides, strict=True)
         if x.shape != y.shape
     ]
     if faults:
@@ -236,22 +256,29 @@ def _projected(
             "paired states must have one width; give a projector for the layer pairs "
             + ", ".join(faults)
         )
-    return ours, theirs
+    return sides
 
 
-def _check_count(
-    pairs: LayerPairs, student: Sequence[object], teacher: Sequence[object]
-) -> None:
-    if not len(pairs) == len(student) == len(teacher) or not pairs:
+def _checked(term: StateTerm, inputs: StateInputs) -> Bool[Array, "batch seq seq"]:
+    """Returns which keys are visible, after a check of the counts."""
+    _check_count(term.pairs, inputs)
+    if inputs.visible is None:
+        raise ValueError(f"{type(term).__name__} needs `visible`, got None")
+    return inputs.visible
+
+
+def _check_count(pairs: LayerPairs, inputs: StateInputs) -> None:
+    if not len(pairs) == len(inputs.student) == len(inputs.teacher) or not pairs:
         raise ValueError(
             f"{len(pairs)} layer pairs need as many states of each side, got "
-            f"{len(student)} of the student and {len(teacher)} of the teacher"
+            f"{len(inputs.student)} of the student and {len(inputs.teacher)} of the "
+            "teacher"
         )
 
 
 def _rows_seen(visible: Array) -> Array:
-    # A padded query sees nothing; it looks at everything instead, so that its softmax
-    # is one, and is dropped after.
+    # A padded query sees no key. It gets all of them instead, so that its softmax sums
+    # to one, and its row is dropped afterwards.
     return visible | ~jnp.any(visible, axis=-1, keepdims=True)
 
 

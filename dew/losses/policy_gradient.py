@@ -1,17 +1,18 @@
 """The policy-gradient part of MiniLLM: rewards from the teacher on sampled tokens."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
-from dew.losses.scores import Scores
-from dew.losses.term import Schedule, at, check_positive, check_share
+from dew.losses.scores import PairedScores, paired_scores
+from dew.losses.term import Schedule, Term, TermInputs, at, check_positive, check_share
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyGradient:
+class PolicyGradient(Term[TermInputs]):
     """Minus the advantage of a sampled token times its probability ratio, which is 1.
 
     The reward of a token is log p - log q of it; its advantage is the sum of the
@@ -24,7 +25,10 @@ class PolicyGradient:
     Looks at whole sequences, so it cannot be chunked.
     """
 
-    weight: Schedule = 1.0
+    needs_scores: ClassVar[type | None] = PairedScores
+    needs_labels: ClassVar[bool] = True
+    whole_sequence: ClassVar[bool] = True
+
     temperature: Schedule = 1.0
     discount: float = 0.0
     length_normalised: bool = True
@@ -33,25 +37,20 @@ class PolicyGradient:
         check_positive(self, "temperature", self.temperature)
         check_share(self, "discount", self.discount)
 
-    def values(
-        self,
-        student: Float[Array, "batch seq vocab"],
-        teacher: Scores,
-        *,
-        labels: Int[Array, "batch seq"] | None = None,
-        mask: Bool[Array, "batch seq"] | None = None,
-        step: int | Int[Array, ""] = 0,
-    ) -> Float[Array, "batch seq"]:
+    def values(self, inputs: TermInputs) -> Float[Array, "batch seq"]:
         """The policy loss of every position that `mask` counts, 0 elsewhere."""
+        student, labels = inputs.student, inputs.labels
         if labels is None:
             raise ValueError("PolicyGradient needs the sampled labels, got None")
-        a, s = teacher.paired_log_probs(student, at(self.temperature, step))
+        teacher = paired_scores(self, inputs.teacher)
+        temperature = at(self.temperature, inputs.step)
+        a, s = teacher.paired_log_probs(student, temperature)
         if s.shape[-1] != student.shape[-1]:
             raise ValueError(
                 f"PolicyGradient needs all {student.shape[-1]} classes of the student, "
                 f"the teacher gives {s.shape[-1]}"
             )
-        counted = jnp.ones(labels.shape, bool) if mask is None else mask
+        counted = jnp.ones(labels.shape, bool) if inputs.mask is None else inputs.mask
         log_p = jnp.take_along_axis(a, labels[..., None], axis=-1)[..., 0]
         log_q = jnp.take_along_axis(s, labels[..., None], axis=-1)[..., 0]
         reward = jnp.where(counted, log_p - lax.stop_gradient(log_q), 0)

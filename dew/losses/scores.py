@@ -1,10 +1,11 @@
-"""What a teacher says of each position, and how a student is put beside it.
+"""A teacher's scores of tokens, and how they are compared with a student's logits.
 
-Logits, a cache's top k or drawn tokens answer the same questions, so a loss never asks
-which kind of teacher it has. Here are the questions, and the answers of full logits.
+Full logits, a cache's top k, drawn tokens and the logits of another tokenizer each
+allow some comparisons and not others: a protocol for each comparison says which. The
+losses are written against the protocols, never against one form of scores.
 """
 
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +16,16 @@ from jaxtyping import Array, Bool, Float, Int
 from dew.losses.logspace import Scalar, log_softmax
 from dew.losses.vocabulary import VocabularyMap
 
-Pair = tuple[Float[Array, "*batch classes"], Float[Array, "*batch classes"]]
-"""Teacher's and student's log-probabilities of the same classes."""
+Pair: TypeAlias = tuple[Float[Array, "*batch classes"], Float[Array, "*batch classes"]]
+"""The teacher's and the student's log-probabilities of the same classes."""
 
-Favourites = tuple[Int[Array, "*batch"], Int[Array, "*batch"]]
+TokenPair: TypeAlias = tuple[Int[Array, "*batch"], Int[Array, "*batch"]]
+"""A class of the teacher's choice and one of the student's, at every position."""
 
 
 @runtime_checkable
-class Scores(Protocol):
-    """A teacher's scores of positions; every leaf starts with the positions' axes."""
+class PairedScores(Protocol):
+    """Scores with a distribution over classes that the student has too."""
 
     def paired_log_probs(
         self,
@@ -31,7 +33,7 @@ class Scores(Protocol):
         temperature: Scalar,
         top: int | None = None,
     ) -> Pair:
-        """Puts both sides over common classes, and lets no gradient to the teacher.
+        """Returns both sides over common classes, without a gradient to the teacher.
 
         With `top`, those are the teacher's likeliest classes and, last, one bucket for
         all others. Merging classes never raises a divergence, so what is measured on
@@ -39,27 +41,108 @@ class Scores(Protocol):
         """
         ...
 
+    def argmax_tokens(self, student: Float[Array, "*batch vocab"]) -> TokenPair:
+        """Returns the likeliest class of the teacher, and that of the student."""
+        ...
+
+
+@runtime_checkable
+class SoftTargets(Protocol):
+    """Scores that give the expected cross-entropy of a student, at least unbiased."""
+
     def cross_entropy(
         self, student: Float[Array, "*batch vocab"], temperature: Scalar
     ) -> Float[Array, "*batch"]:
-        """Nats of the student's code for what the teacher says."""
+        """Returns minus the sum of p log q at every position, in nats."""
         ...
 
-    def argmax_tokens(self, student: Float[Array, "*batch vocab"]) -> Favourites:
-        """The class that the teacher, and that the student, finds likeliest."""
-        ...
+
+@runtime_checkable
+class OwnProbabilities(Protocol):
+    """Scores with a full distribution over the teacher's own classes."""
 
     def own_probs(
         self,
         student: Float[Array, "*batch vocab"],
         temperature: Scalar,
         labels: Int[Array, "*batch"] | None,
-    ) -> Pair:
-        """Teacher's and student's probabilities, each over its own classes.
+    ) -> tuple[Float[Array, "*batch _"], Float[Array, "*batch _"]]:
+        """Returns the probabilities of each side over its own classes.
 
         `labels` are the student's; only a teacher with other tokens reads them.
         """
         ...
+
+
+Scores: TypeAlias = PairedScores | SoftTargets | OwnProbabilities
+"""Scores of positions in any form; every leaf starts with the axes of the positions."""
+
+
+def paired_scores(term: object, scores: Scores | None) -> PairedScores:
+    """Returns the scores if a term can compare distributions class by class.
+
+    Raises:
+        TypeError: the scores give no log-probabilities of common classes.
+    """
+    if not isinstance(scores, PairedScores):
+        raise TypeError(misfit(term, PairedScores, type(scores)))
+    return scores
+
+
+def soft_targets(term: object, scores: Scores | None) -> SoftTargets:
+    """Returns the scores if a term can take a cross-entropy to them.
+
+    Raises:
+        TypeError: the scores give no cross-entropy.
+    """
+    if not isinstance(scores, SoftTargets):
+        raise TypeError(misfit(term, SoftTargets, type(scores)))
+    return scores
+
+
+def own_probabilities(term: object, scores: Scores | None) -> OwnProbabilities:
+    """Returns the scores if a term can rank the teacher's own probabilities.
+
+    Raises:
+        TypeError: the scores give no full distribution.
+    """
+    if not isinstance(scores, OwnProbabilities):
+        raise TypeError(misfit(term, OwnProbabilities, type(scores)))
+    return scores
+
+
+def misfit(term: object, needed: type, scores: type) -> str:
+    """Returns the error message for a term that scores of a type cannot serve."""
+    given = [
+        f"{words} ({example})"
+        for kind, words, example in COMPARISONS
+        if issubclass(scores, kind)
+    ]
+    missing = next(words for kind, words, _ in COMPARISONS if kind is needed)
+    return (
+        f"{type(term).__name__} reads {missing}, and {scores.__name__} gives only "
+        f"{' and '.join(given) or 'none'}"
+    )
+
+
+COMPARISONS: tuple[tuple[type, str, str], ...] = (
+    (
+        PairedScores,
+        "log-probabilities of shared classes",
+        "for divergences and diagnostics",
+    ),
+    (
+        SoftTargets,
+        "a cross-entropy",
+        "for SoftCrossEntropy and Sampled",
+    ),
+    (
+        OwnProbabilities,
+        "full probabilities of the teacher's own classes",
+        "for ULD",
+    ),
+)
+"""Each comparison with its words in an error message and the terms that use it."""
 
 
 @struct.dataclass
@@ -94,7 +177,7 @@ class DenseScores:
         """Minus the sum of p log q."""
         return soft_cross_entropy(*self.paired_log_probs(student, temperature))
 
-    def argmax_tokens(self, student: Float[Array, "*batch rows"]) -> Favourites:
+    def argmax_tokens(self, student: Float[Array, "*batch rows"]) -> TokenPair:
         """The two most likely common classes."""
         a, s = self.paired_log_probs(student, 1.0)
         return jnp.argmax(a, axis=-1), jnp.argmax(s, axis=-1)

@@ -10,8 +10,8 @@ from jaxtyping import Array, Float, Int, Key
 
 from dew.losses.logspace import Scalar, log1mexp, log_softmax, widened
 from dew.losses.scores import (
-    Favourites,
     Pair,
+    TokenPair,
     bucketed,
     check_k,
     log_sum_outside,
@@ -68,7 +68,7 @@ class TopKScores:
         """Minus the sum of p log q over the kept classes and the bucket."""
         return soft_cross_entropy(*self.paired_log_probs(student, temperature))
 
-    def argmax_tokens(self, student: Float[Array, "*batch rows"]) -> Favourites:
+    def argmax_tokens(self, student: Float[Array, "*batch rows"]) -> TokenPair:
         """The likeliest kept class, and the student's likeliest of all."""
         ids = self.ids
         if self.vocabulary is not None:
@@ -77,19 +77,6 @@ class TopKScores:
         slot = jnp.argmax(self.log_probs, axis=-1)[..., None]
         first = jnp.take_along_axis(ids, slot, axis=-1)[..., 0]
         return first, jnp.argmax(student, axis=-1)
-
-    def own_probs(
-        self,
-        student: Float[Array, "*batch rows"],
-        temperature: Scalar,
-        labels: Int[Array, "*batch"] | None,
-    ) -> Pair:
-        """Refuses: how the tail is spread decides its ranks.
-
-        Raises:
-            TypeError: always.
-        """
-        raise TypeError("ULD needs a teacher's full logits, not its top k")
 
 
 @struct.dataclass
@@ -103,22 +90,6 @@ class SampledScores:
     weights: Float[Array, "*batch draws"]
     temperature: float = struct.field(pytree_node=False, default=1.0)
     vocabulary: VocabularyMap | None = struct.field(pytree_node=False, default=None)
-
-    def paired_log_probs(
-        self,
-        student: Float[Array, "*batch rows"],
-        temperature: Scalar,
-        top: int | None = None,
-    ) -> Pair:
-        """Refuses: a sample has an unbiased cross-entropy, and no unbiased divergence.
-
-        Raises:
-            TypeError: always.
-        """
-        raise TypeError(
-            "drawn scores have no log-probabilities to compare; use the Sampled term "
-            "with them, or a cache of the top k with its tail"
-        )
 
     def cross_entropy(
         self, student: Float[Array, "*batch rows"], temperature: Scalar
@@ -137,27 +108,6 @@ class SampledScores:
         return -jnp.sum(
             jnp.where(drawn, weights * jnp.where(drawn, log_q, 0), 0), axis=-1
         )
-
-    def argmax_tokens(self, student: Float[Array, "*batch rows"]) -> Favourites:
-        """Refuses: a sample does not hold the likeliest class.
-
-        Raises:
-            TypeError: always.
-        """
-        raise TypeError("drawn scores do not say which token is likeliest")
-
-    def own_probs(
-        self,
-        student: Float[Array, "*batch rows"],
-        temperature: Scalar,
-        labels: Int[Array, "*batch"] | None,
-    ) -> Pair:
-        """Refuses: a sample has no ranks.
-
-        Raises:
-            TypeError: always.
-        """
-        raise TypeError("ULD needs a teacher's full logits, not drawn tokens")
 
 
 def top_k(

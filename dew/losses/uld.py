@@ -8,6 +8,7 @@ probability that the side gives to the tokens that follow in it.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax.numpy as jnp
 from flax import struct
@@ -15,8 +16,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from dew.losses.logspace import Scalar, log_softmax
-from dew.losses.scores import Pair, Scores
-from dew.losses.term import Schedule, at, check_positive
+from dew.losses.scores import OwnProbabilities, own_probabilities
+from dew.losses.term import Schedule, Term, TermInputs, at, check_positive
 
 
 @struct.dataclass
@@ -36,39 +37,6 @@ class SpanScores:
     logits: Float[Array, "batch seq2 vocab2"]
     labels: Int[Array, "batch seq2"]
     spans: Spans
-
-    def paired_log_probs(
-        self,
-        student: Float[Array, "batch seq vocab"],
-        temperature: Scalar,
-        top: int | None = None,
-    ) -> Pair:
-        """Refuses: the classes of two tokenizers have no order in common.
-
-        Raises:
-            TypeError: always.
-        """
-        raise TypeError("scores across tokenizers can only be compared by ULD")
-
-    def cross_entropy(
-        self, student: Float[Array, "batch seq vocab"], temperature: Scalar
-    ) -> Float[Array, "batch seq"]:
-        """Refuses, as `beside` does.
-
-        Raises:
-            TypeError: always.
-        """
-        raise TypeError("scores across tokenizers can only be compared by ULD")
-
-    def argmax_tokens(
-        self, student: Float[Array, "batch seq vocab"]
-    ) -> tuple[Int[Array, "batch seq"], Int[Array, "batch seq"]]:
-        """Refuses, as `beside` does.
-
-        Raises:
-            TypeError: always.
-        """
-        raise TypeError("scores across tokenizers can only be compared by ULD")
 
     def own_probs(
         self,
@@ -93,30 +61,26 @@ class SpanScores:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ULD:
+class ULD(Term[TermInputs]):
     """The sum over ranks of |sorted p - sorted q|, the shorter side padded with zeros.
 
     Blind to which token is which: 0 whenever one side is a relabelling of the other. At
     most 2.
     """
 
-    weight: Schedule = 1.0
+    needs_scores: ClassVar[type | None] = OwnProbabilities
+    whole_sequence: ClassVar[bool] = True
+
     temperature: Schedule = 1.0
 
     def __post_init__(self) -> None:
         check_positive(self, "temperature", self.temperature)
 
-    def values(
-        self,
-        student: Float[Array, "*batch vocab"],
-        teacher: Scores,
-        *,
-        labels: Int[Array, "*batch"] | None = None,
-        mask: Bool[Array, "*batch"] | None = None,
-        step: int | Int[Array, ""] = 0,
-    ) -> Float[Array, "*batch"]:
+    def values(self, inputs: TermInputs) -> Float[Array, "*batch"]:
         """The distance at every position; with spans, at the first of each."""
-        p, q = teacher.own_probs(student, at(self.temperature, step), labels)
+        temperature = at(self.temperature, inputs.step)
+        teacher = own_probabilities(self, inputs.teacher)
+        p, q = teacher.own_probs(inputs.student, temperature, inputs.labels)
         p, q = _ranked(p), _ranked(q)
         width = max(p.shape[-1], q.shape[-1])
         return jnp.sum(jnp.abs(_padded(p, width) - _padded(q, width)), axis=-1)

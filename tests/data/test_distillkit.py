@@ -14,6 +14,7 @@ import pytest
 from dew.data.distillkit import Compression, ResidualBin, captured_texts, packed_rows
 from dew.losses.divergences import ForwardKL
 from dew.losses.sparse_scores import TopKScores
+from dew.losses.term import TermInputs
 from tests.losses import reference as ref
 from tests.support.tolerances import RTOL
 
@@ -137,7 +138,7 @@ def test_the_loss_from_captured_scores_is_that_of_the_bucketed_teacher(
     )
     student = 2 * np.random.default_rng(4).normal(size=(1, 8, VOCAB))
     got = ForwardKL().values(
-        jnp.asarray(student, jnp.float32), TopKScores(ids, kept, tail)
+        TermInputs(jnp.asarray(student, jnp.float32), TopKScores(ids, kept, tail))
     )[0, :6]
     want = ref.tail_kl(teacher, student[0, :6], K)
     np.testing.assert_allclose(got, want, rtol=RTOL["float32"])

@@ -19,6 +19,7 @@ from dew.data.teacher_cache import (
 from dew.losses.divergences import ForwardKL
 from dew.losses.scores import DenseScores
 from dew.losses.sparse_scores import TopKScores
+from dew.losses.term import TermInputs
 from dew.objectives.distillation.teachers import scores_of
 from tests.support.tolerances import RTOL
 
@@ -93,8 +94,8 @@ def test_at_k_of_all_classes_a_cache_gives_the_live_loss(
         for name in ("ids", "log_probs", "tail")
     ]
     student, term = logits(9)[:3], ForwardKL(temperature=2.0)
-    want = term.values(student, DenseScores(logits(0)[:3]))
-    found = term.values(student, TopKScores(*arrays, temperature=2.0))
+    want = term.values(TermInputs(student, DenseScores(logits(0)[:3])))
+    found = term.values(TermInputs(student, TopKScores(*arrays, temperature=2.0)))
     np.testing.assert_allclose(found, want, rtol=RTOL["float32"], atol=atol)
 
 

@@ -23,6 +23,7 @@ from dew.losses.divergences import (
     TopKTail,
 )
 from dew.losses.scores import DenseScores
+from dew.losses.term import TermInputs
 from dew.losses.uld import ULD
 from tests.losses import reference as ref
 from tests.support.tolerances import ATOL, RTOL
@@ -59,7 +60,7 @@ def graded(term: Any, z: Any, y: Any, step: Any = 0) -> Any:
     """The term's values, and the gradient of their sum."""
 
     def total(y: Any) -> Any:
-        values = term.values(y, DenseScores(z), step=step)
+        values = term.values(TermInputs(y, DenseScores(z), step=step))
         return values.sum(), values
 
     slope, values = jax.grad(total, has_aux=True)(y)
@@ -191,7 +192,9 @@ def test_the_skew_gradient_is_the_closed_form(share: float) -> None:
 def test_the_cross_entropy_gradient_is_probabilities_less_the_label() -> None:
     _, y = ref.pair()
     labels = np.arange(6).reshape(2, 3) * 8
-    total = lambda y: CrossEntropy().values(y, labels=jnp.asarray(labels)).sum()
+    total = lambda y: (
+        CrossEntropy().values(TermInputs(y, labels=jnp.asarray(labels))).sum()
+    )
     want = np.exp(ref.log_softmax(y)) - np.eye(ref.VOCAB)[labels]
     np.testing.assert_allclose(jax.jit(jax.grad(total))(y), want, atol=ATOL["gradient"])
 
@@ -324,7 +327,7 @@ def test_mixing_kl_and_labels_is_one_cross_entropy_to_the_mixed_target(
     z, y = ref.pair()
     p, a, s = np.exp(ref.log_softmax(z)), ref.log_softmax(z), ref.log_softmax(y)
     labels = np.full((2, 3), 11)
-    hard = CrossEntropy().values(jnp.asarray(y), labels=jnp.asarray(labels))
+    hard = CrossEntropy().values(TermInputs(jnp.asarray(y), labels=jnp.asarray(labels)))
     got = alpha * kls(z, y, 1.0)[0][0] + (1 - alpha) * hard
     target = alpha * p + (1 - alpha) * np.eye(ref.VOCAB)[labels]
     want = -(target * s).sum(-1) - alpha * ref.entropy(a)
@@ -343,10 +346,13 @@ def test_no_gradient_reaches_the_teacher() -> None:
     z, y = ref.pair()
 
     def total(z: Any) -> Any:
-        return sum(term.values(y, DenseScores(z), step=1).sum() for term in terms)
+        return sum(
+            term.values(TermInputs(student, DenseScores(z), step=1)).sum()
+            for term in terms
+        )
 
     terms = [*DIVERGENCES.values(), SoftCrossEntropy()]
-    y = jnp.asarray(y)
+    student = jnp.asarray(y)
     assert not np.asarray(jax.jit(jax.grad(total))(jnp.asarray(z))).any()
 
 
@@ -387,10 +393,15 @@ def test_masked_positions_may_hold_anything() -> None:
         (lambda: SkewKL(skew=-0.1), r"SkewKL.skew must be in \[0, 1\], got -0.1"),
         (lambda: TopKTail(k=0), r"TopKTail.k must be at least 1, got 0"),
         (
-            lambda: ForwardKL().values(jnp.zeros(4), DenseScores(jnp.zeros(5))),
+            lambda: ForwardKL().values(
+                TermInputs(jnp.zeros(4), DenseScores(jnp.zeros(5)))
+            ),
             r"5 classes .* student 4",
         ),
-        (lambda: CrossEntropy().values(jnp.zeros(3)), r"needs the labels .* got None"),
+        (
+            lambda: CrossEntropy().values(TermInputs(jnp.zeros(3))),
+            r"needs the labels .* got None",
+        ),
     ],
 )
 def test_what_cannot_be_right_is_refused_with_the_value_found(

@@ -1,6 +1,7 @@
 """Presets against the projects' formulas, written in torch from what they compute."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from dew.losses.chunking import MaterialisedScores, term_sums
 from dew.losses.divergences import TopKTail
 from dew.losses.policy_gradient import PolicyGradient
 from dew.losses.scores import DenseScores
+from dew.losses.term import TermInputs
 from tests.losses import reference as ref
 from tests.support.tolerances import RTOL
 
@@ -178,9 +180,8 @@ def test_minillm_reproduces_the_policy_gradient_and_the_single_step_kl(
 def test_an_advantage_looks_only_at_later_tokens_of_the_mask() -> None:
     z, y = (jnp.asarray(x, jnp.float32) for x in ref.pair(seq=4))
     term = PolicyGradient(discount=0.5, length_normalised=False)
-    call = lambda labels: term.values(
-        y, DenseScores(z), labels=jnp.asarray(labels), mask=jnp.asarray(MASK)
-    )
+    inputs = TermInputs(y, DenseScores(z), mask=jnp.asarray(MASK))
+    call = lambda labels: term.values(replace(inputs, labels=jnp.asarray(labels)))
     other = LABELS.copy()
     other[:, 0] = 1
     masked = np.where(MASK, LABELS, 33)

@@ -20,6 +20,7 @@ from dew.losses.divergences import (
 from dew.losses.logspace import log1mexp, log_softmax
 from dew.losses.scores import DenseScores
 from dew.losses.sparse_scores import draw, tempered, top_k, top_k_without_tail
+from dew.losses.term import TermInputs
 from dew.losses.uld import ULD
 from tests.losses import reference as ref
 from tests.support.tolerances import ATOL, RTOL
@@ -42,7 +43,9 @@ def both() -> tuple[Any, Any]:
 def test_the_tail_bucket_rises_with_k_to_the_full_kl() -> None:
     z, y = both()
     ks = (1, 2, 5, 10, 25, 49)
-    at_all = jax.jit(lambda z, y: [TopKTail(k=k).values(y, DenseScores(z)) for k in ks])
+    at_all = jax.jit(
+        lambda z, y: [TopKTail(k=k).values(TermInputs(y, DenseScores(z))) for k in ks]
+    )
     found = np.asarray(at_all(z, y))
     want = [ref.tail_kl(np.asarray(z), np.asarray(y), k) for k in ks]
     np.testing.assert_allclose(found, want, rtol=RTOL["float64"])
@@ -58,10 +61,12 @@ def test_a_stored_top_k_gives_what_the_live_teacher_gives(k: int) -> None:
     z, y = both()
     stored = top_k(z, k)
     for term in (ForwardKL, ReverseKL, ScaledJSD):
-        live = term(top=k).values(y, DenseScores(z))
-        np.testing.assert_allclose(term().values(y, stored), live, rtol=RTOL["float64"])
+        live = term(top=k).values(TermInputs(y, DenseScores(z)))
+        np.testing.assert_allclose(
+            term().values(TermInputs(y, stored)), live, rtol=RTOL["float64"]
+        )
         if k >= ref.VOCAB - 1:
-            full = term().values(y, DenseScores(z))
+            full = term().values(TermInputs(y, DenseScores(z)))
             np.testing.assert_allclose(live, full, rtol=RTOL["float64"])
 
 
@@ -70,11 +75,11 @@ def test_everything_stored_leaves_a_finite_gradient_and_no_tail() -> None:
     z, y = both()
     stored = top_k(z, ref.VOCAB)
     assert (np.asarray(stored.tail) == -np.inf).all()
-    online = ForwardKL().values(y, DenseScores(z))
+    online = ForwardKL().values(TermInputs(y, DenseScores(z)))
     np.testing.assert_allclose(
-        ForwardKL().values(y, stored), online, rtol=RTOL["float64"]
+        ForwardKL().values(TermInputs(y, stored)), online, rtol=RTOL["float64"]
     )
-    slope = jax.grad(lambda y: ForwardKL().values(y, stored).sum())(y)
+    slope = jax.grad(lambda y: ForwardKL().values(TermInputs(y, stored)).sum())(y)
     want = np.exp(ref.log_softmax(np.asarray(y))) - np.exp(
         ref.log_softmax(np.asarray(z))
     )
@@ -84,16 +89,16 @@ def test_everything_stored_leaves_a_finite_gradient_and_no_tail() -> None:
 @pytest.mark.usefixtures("x64")
 def test_fewer_than_stored_merges_the_others_into_the_tail() -> None:
     z, y = both()
-    got = TopKTail(k=4).values(y, top_k(z, 12))
+    got = TopKTail(k=4).values(TermInputs(y, top_k(z, 12)))
     np.testing.assert_allclose(
-        got, TopKTail(k=4).values(y, DenseScores(z)), rtol=RTOL["float64"]
+        got, TopKTail(k=4).values(TermInputs(y, DenseScores(z))), rtol=RTOL["float64"]
     )
 
 
 @pytest.mark.usefixtures("x64")
 def test_renormalising_both_sides_over_one_class_says_nothing() -> None:
     z, y = both()
-    got = TopKTail(k=1, rest="both").values(y, DenseScores(z))
+    got = TopKTail(k=1, rest="both").values(TermInputs(y, DenseScores(z)))
     np.testing.assert_allclose(got, 0, atol=ATOL["self float64"])
 
 
@@ -101,7 +106,9 @@ def test_renormalising_both_sides_over_one_class_says_nothing() -> None:
 def test_renormalising_the_teacher_alone_pulls_towards_a_biased_target() -> None:
     z, y = both()
     slope = jax.grad(
-        lambda y: TopKTail(k=12, rest="teacher").values(y, DenseScores(z)).sum()
+        lambda y: (
+            TopKTail(k=12, rest="teacher").values(TermInputs(y, DenseScores(z))).sum()
+        )
     )(y)
     a, s = ref.log_softmax(np.asarray(z)), ref.log_softmax(np.asarray(y))
     cut = np.sort(a, -1)[..., -12:-11]
@@ -115,8 +122,10 @@ def test_renormalising_the_teacher_alone_pulls_towards_a_biased_target() -> None
 def test_drawn_gradients_average_to_the_full_one(power: float) -> None:
     z, y = both()
     drawn = draw(jax.random.key(0), z, DRAWS, proposal_power=power)
-    slope = jax.grad(lambda y: Sampled().values(y, drawn).sum())(y)
-    full = jax.grad(lambda y: SoftCrossEntropy().values(y, DenseScores(z)).sum())(y)
+    slope = jax.grad(lambda y: Sampled().values(TermInputs(y, drawn)).sum())(y)
+    full = jax.grad(
+        lambda y: SoftCrossEntropy().values(TermInputs(y, DenseScores(z))).sum()
+    )(y)
     # Six standard errors of a weighted frequency; weights at power .5 reach about 10.
     np.testing.assert_allclose(slope, full, atol=6 * 2 / math.sqrt(DRAWS))
 
@@ -126,7 +135,9 @@ def test_many_draws_give_the_full_kl_less_the_constant() -> None:
     z, y = both()
     drawn = draw(jax.random.key(0), z, DRAWS)
     np.testing.assert_allclose(drawn.weights.sum(-1), 1, rtol=RTOL["float64"])
-    got = Sampled().values(y, drawn) - ref.entropy(ref.log_softmax(np.asarray(z)))
+    got = Sampled().values(TermInputs(y, drawn)) - ref.entropy(
+        ref.log_softmax(np.asarray(z))
+    )
     want = ref.forward_kl(np.asarray(z), np.asarray(y))
     # Six standard errors of the mean of log q, whose deviation here is below 3.
     np.testing.assert_allclose(got, want, atol=6 * 3 / math.sqrt(DRAWS))
@@ -142,7 +153,7 @@ def test_self_normalised_weights_sum_to_one() -> None:
 def test_tempering_a_full_store_is_exact() -> None:
     z, y = both()
     moved = tempered(top_k(z, ref.VOCAB), 3.0, num_classes=ref.VOCAB)
-    got = ForwardKL(temperature=3.0).values(y, moved)
+    got = ForwardKL(temperature=3.0).values(TermInputs(y, moved))
     want = ref.forward_kl(np.asarray(z), np.asarray(y), 3.0)
     np.testing.assert_allclose(got, want, rtol=RTOL["float64"])
 
@@ -193,7 +204,7 @@ def test_masked_classes_of_both_sides_count_for_nothing() -> None:
     real = jnp.arange(ref.VOCAB) < 40
     cut = lambda x: jnp.where(real, x, -jnp.inf)
     for term in (ForwardKL(), ReverseKL(), ScaledJSD()):
-        total = lambda y, z, t=term: t.values(y, DenseScores(z)).sum()
+        total = lambda y, z, t=term: t.values(TermInputs(y, DenseScores(z))).sum()
         graded = jax.jit(jax.value_and_grad(total))
         value, slope = graded(cut(y), cut(z))
         want, short = graded(y[..., :40], z[..., :40])
@@ -205,15 +216,23 @@ def test_masked_classes_of_both_sides_count_for_nothing() -> None:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda y, s, d: ForwardKL().values(y, d), TypeError, "use the Sampled term"),
-        (lambda y, s, d: ULD().values(y, s), TypeError, "full logits, not its top k"),
         (
-            lambda y, s, d: ForwardKL(temperature=2.0).values(y, s),
+            lambda y, s, d: ForwardKL().values(TermInputs(y, d)),
+            TypeError,
+            r"SampledScores gives only a cross-entropy \(for .* Sampled\)",
+        ),
+        (
+            lambda y, s, d: ULD().values(TermInputs(y, s)),
+            TypeError,
+            "ULD reads full probabilities of the teacher's own .* and TopKScores",
+        ),
+        (
+            lambda y, s, d: ForwardKL(temperature=2.0).values(TermInputs(y, s)),
             ValueError,
             "taken at temperature 1.0, the term asks for 2.0",
         ),
         (
-            lambda y, s, d: TopKTail(k=9).values(y, s),
+            lambda y, s, d: TopKTail(k=9).values(TermInputs(y, s)),
             ValueError,
             "the 5 classes, got 9",
         ),

@@ -14,6 +14,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from dew.data.token_spans import align_spans, byte_ends
 from dew.losses.divergences import ForwardKL
 from dew.losses.scores import DenseScores
+from dew.losses.term import TermInputs
 from dew.losses.uld import ULD, Spans, SpanScores
 from tests.support.tolerances import ATOL, RTOL
 
@@ -34,7 +35,7 @@ def ranked_distance(p: np.ndarray, q: np.ndarray) -> float:
 
 def test_the_distance_is_over_ranks_and_pads_the_shorter() -> None:
     y, z = random_logits(2, 3, 9), random_logits(2, 3, 12, seed=1)
-    got = ULD(temperature=2.0).values(y, DenseScores(z))
+    got = ULD(temperature=2.0).values(TermInputs(y, DenseScores(z)))
     flat = zip(probs(z / 2).reshape(-1, 12), probs(y / 2).reshape(-1, 9), strict=True)
     want = np.reshape([ranked_distance(p, q) for p, q in flat], (2, 3))
     np.testing.assert_allclose(got, want, rtol=RTOL["float32"])
@@ -43,14 +44,14 @@ def test_the_distance_is_over_ranks_and_pads_the_shorter() -> None:
 def test_relabelling_changes_nothing_and_a_relabelled_self_is_at_distance_0() -> None:
     y, z = random_logits(2, 3, 9), random_logits(2, 3, 9, seed=1)
     order = jnp.asarray(np.random.default_rng(2).permutation(9))
-    same = ULD().values(y, DenseScores(z[..., order]))
+    same = ULD().values(TermInputs(y, DenseScores(z[..., order])))
     np.testing.assert_allclose(
-        same, ULD().values(y, DenseScores(z)), rtol=RTOL["float32"]
+        same, ULD().values(TermInputs(y, DenseScores(z))), rtol=RTOL["float32"]
     )
     with jax.enable_x64(True):
         # In float32 the sum of the softmax itself depends on the order: 1e-7.
         wide = y.astype(jnp.float64)
-        own = ULD().values(wide[..., order], DenseScores(wide))
+        own = ULD().values(TermInputs(wide[..., order], DenseScores(wide)))
         assert float(own.max()) <= ATOL["self float64"]
 
 
@@ -78,7 +79,7 @@ def test_positions_pair_where_both_cut_at_the_same_byte() -> None:
 
 def test_a_span_is_its_first_distribution_times_the_tokens_that_follow() -> None:
     y, teacher, labels = span_inputs()
-    got = ULD().values(y, teacher, labels=labels)[0]
+    got = ULD().values(TermInputs(y, teacher, labels=labels))[0]
     q, p = probs(y)[0], probs(teacher.logits)[0]
     # "cd": student tokens 1 and 2, predicted at 0 and 1; one teacher token, at 1.
     first = ranked_distance(p[1], q[0] * q[1, OUR_IDS[2]])
@@ -90,7 +91,7 @@ def test_a_span_is_its_first_distribution_times_the_tokens_that_follow() -> None
 def test_the_span_gradient_is_that_of_the_value_and_spares_the_teacher() -> None:
     y, teacher, labels = span_inputs()
     total = lambda y, z: (
-        ULD().values(y, replace(teacher, logits=z), labels=labels).sum()
+        ULD().values(TermInputs(y, replace(teacher, logits=z), labels=labels)).sum()
     )
     slope, none = jax.grad(total, argnums=(0, 1))(y, teacher.logits)
     assert not np.asarray(none).any()
@@ -121,8 +122,10 @@ def test_tokens_inside_one_character_end_where_it_does() -> None:
 def test_only_uld_with_labels_compares_across_tokenizers(ask: str) -> None:
     y, teacher, _ = span_inputs()
     if ask == "beside":
-        with pytest.raises(TypeError, match="can only be compared by ULD"):
-            ForwardKL().values(y, teacher)
+        with pytest.raises(
+            TypeError, match=r"SpanScores gives only full probabilities .* \(for ULD\)"
+        ):
+            ForwardKL().values(TermInputs(y, teacher))
     else:
         with pytest.raises(ValueError, match="needs the student's labels, got None"):
-            ULD().values(y, teacher)
+            ULD().values(TermInputs(y, teacher))

@@ -15,6 +15,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Whitespace
 from dew.losses.divergences import ForwardKL, ReverseKL, ScaledJSD, SoftCrossEntropy
 from dew.losses.scores import DenseScores
 from dew.losses.sparse_scores import draw, top_k
+from dew.losses.term import TermInputs
 from dew.losses.vocabulary import VocabularyMap, align
 from tests.support.tolerances import ATOL, RTOL
 
@@ -57,7 +58,7 @@ def test_padded_rows_are_masked_on_both_sides() -> None:
     teacher = jnp.concatenate([real, jnp.full((2, 3, 9), -3.0)], -1)
     for term in (ForwardKL(), ReverseKL(), ScaledJSD()):
         graded = jax.value_and_grad(
-            lambda s, t=term: t.values(s, DenseScores(teacher, found)).sum()
+            lambda s, t=term: t.values(TermInputs(s, DenseScores(teacher, found))).sum()
         )
         value, slope = graded(student)
         assert abs(float(value)) <= ATOL["self float32"]
@@ -68,7 +69,7 @@ def test_padding_the_student_with_zeros_instead_would_not_give_zero() -> None:
     real, rows = logits(7, 0), jnp.full((2, 3, 9), -3.0)
     padded = jnp.concatenate([real, jnp.zeros((2, 3, 9))], -1)
     teacher = DenseScores(jnp.concatenate([real, rows], -1))
-    assert float(ForwardKL().values(padded, teacher).min()) > 1e-2
+    assert float(ForwardKL().values(TermInputs(padded, teacher)).min()) > 1e-2
 
 
 def test_permuted_ids_are_put_in_the_students_order() -> None:
@@ -77,9 +78,11 @@ def test_permuted_ids_are_put_in_the_students_order() -> None:
     found = align(tokenizer(), shuffled, student_rows=7, teacher_rows=7)
     assert found.kind == "permuted"
     z, y = logits(7, 0), logits(7, 1)
-    got = ForwardKL().values(y, DenseScores(z[..., jnp.asarray(order)], found))
+    got = ForwardKL().values(
+        TermInputs(y, DenseScores(z[..., jnp.asarray(order)], found))
+    )
     np.testing.assert_allclose(
-        got, ForwardKL().values(y, DenseScores(z)), rtol=RTOL["float32"]
+        got, ForwardKL().values(TermInputs(y, DenseScores(z))), rtol=RTOL["float32"]
     )
     np.testing.assert_array_equal(
         found.teacher_tokens(jnp.arange(7)), np.argsort(order)
@@ -93,7 +96,7 @@ def test_specials_of_both_sides_become_one_more_class() -> None:
     z, y = logits(12, 0), logits(8, 1)
     p, q = probs(z[..., :9]), probs(y)
     p = np.concatenate([p[..., :7], p[..., 7:].sum(-1, keepdims=True)], -1)
-    got = ForwardKL().values(y, DenseScores(z, found))
+    got = ForwardKL().values(TermInputs(y, DenseScores(z, found)))
     np.testing.assert_allclose(got, (p * np.log(p / q)).sum(-1), rtol=RTOL["float32"])
     unknown = found.class_of_student(jnp.asarray([6, 7]))
     np.testing.assert_array_equal(unknown, [6, -1])
@@ -107,7 +110,7 @@ def test_the_class_of_all_others_is_tempered_as_its_tokens_are() -> None:
         [p[..., :7], p[..., 7:].sum(-1, keepdims=True)], -1
     )
     p, q = merge(probs(z / t)), merge(probs(y / t))
-    got = ForwardKL(temperature=t).values(y, DenseScores(z, found))
+    got = ForwardKL(temperature=t).values(TermInputs(y, DenseScores(z, found)))
     want = t**2 * (p * np.log(p / q)).sum(-1)
     np.testing.assert_allclose(got, want, rtol=RTOL["float32"])
 
@@ -115,8 +118,8 @@ def test_the_class_of_all_others_is_tempered_as_its_tokens_are() -> None:
 def test_specials_of_one_side_alone_are_left_out_and_it_renormalises() -> None:
     found = align(tokenizer(), tokenizer(added=["<x>"]), student_rows=7, teacher_rows=8)
     z, y = logits(8, 0), logits(7, 1)
-    got = ForwardKL().values(y, DenseScores(z, found))
-    want = ForwardKL().values(y, DenseScores(z[..., :7]))
+    got = ForwardKL().values(TermInputs(y, DenseScores(z, found)))
+    want = ForwardKL().values(TermInputs(y, DenseScores(z[..., :7])))
     np.testing.assert_allclose(got, want, rtol=RTOL["float32"])
 
 
@@ -125,9 +128,9 @@ def test_sparse_teachers_are_mapped_as_dense_ones() -> None:
     shuffled = tokenizer([TOKENS[i] for i in order], added=["<x>"])
     found = align(tokenizer(added=["<s>"]), shuffled, student_rows=8, teacher_rows=8)
     z, y = logits(8, 0), logits(8, 1)
-    live = ForwardKL(top=8).values(y, DenseScores(z, found))
+    live = ForwardKL(top=8).values(TermInputs(y, DenseScores(z, found)))
     stored = replace(top_k(z, 8), vocabulary=found)
-    got = ForwardKL().values(y, stored)
+    got = ForwardKL().values(TermInputs(y, stored))
     np.testing.assert_allclose(got, live, rtol=RTOL["float32"])
     drawn = replace(draw(jax.random.key(0), z, 5), vocabulary=found)
     classes = np.asarray(found.class_of_teacher(drawn.ids))
@@ -135,7 +138,7 @@ def test_sparse_teachers_are_mapped_as_dense_ones() -> None:
     picked = np.take_along_axis(log_q, np.maximum(classes, 0), -1)
     want = -(np.where(classes < 0, 0, np.asarray(drawn.weights)) * picked).sum(-1)
     np.testing.assert_allclose(
-        SoftCrossEntropy().values(y, drawn), want, rtol=RTOL["float32"]
+        SoftCrossEntropy().values(TermInputs(y, drawn)), want, rtol=RTOL["float32"]
     )
 
 
@@ -203,4 +206,4 @@ def test_logits_of_another_size_than_the_map_was_made_for_are_refused() -> None:
     with pytest.raises(
         ValueError, match=r"student.s logits have 7 rows, .* made for 8"
     ):
-        ForwardKL().values(logits(7, 0), DenseScores(logits(7, 1), found))
+        ForwardKL().values(TermInputs(logits(7, 0), DenseScores(logits(7, 1), found)))

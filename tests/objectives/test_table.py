@@ -151,9 +151,12 @@ def distilled() -> Distillation:
     return Distillation(
         student=causal(),
         teacher=CausalLM(source=teacher, seq_len=6),
-        terms=(ForwardKL(temperature=2.0), CrossEntropy(weight=0.5)),
-        hidden=(HiddenMSE(pairs=((0, 1),), weight=0.1),),
-        relations=(Relation(pairs=((0, 1),), heads=2),),
+        terms=(
+            ForwardKL(temperature=2.0),
+            CrossEntropy(weight=0.5),
+            HiddenMSE(pairs=((0, 1),), weight=0.1),
+            Relation(pairs=((0, 1),), heads=2),
+        ),
         measures=(),
     )
 

@@ -17,8 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from dew.losses.chunking import whole_scores
 from dew.losses.divergences import Divergence, ForwardKL
+from dew.losses.hidden_states import StateTerm
 from dew.losses.reference import reference
+from dew.losses.scores import paired_scores
 from dew.losses.term import Term
 from dew.losses.vocabulary import VocabularyMap
 from dew.objectives.base import Mean, Objective, Step
@@ -30,7 +33,6 @@ from dew.objectives.distillation.check_inputs import (
     pad,
     uneven,
 )
-from dew.objectives.distillation.matching import NOTHING, Matching
 from dew.objectives.distillation.objective import Distillation
 from dew.objectives.distillation.teachers import ModelTeacher, Teacher
 from dew.objectives.distillation.variables import TEACHER, student_variables
@@ -53,13 +55,10 @@ def check_distillation(
     batch: Batch,
     *,
     terms: Sequence[Term] = (ForwardKL(),),
-    matching: Matching = NOTHING,
     vocabulary: VocabularyMap | None = None,
     variables: Variables | None = None,
 ) -> list[Row]:
     """Checks terms between a pair of models on a batch of the user's own.
-
-    `matching` are the terms over hidden states, their relations and attention.
 
     Rows that need at least two texts are left out where there is one. Dropout must be
     off in the models.
@@ -70,9 +69,6 @@ def check_distillation(
         student=student,
         teacher=teacher,
         terms=tuple(terms),
-        hidden=matching.hidden,
-        relations=matching.relations,
-        maps=matching.maps,
         measures=(),
         chunk=None,
     )
@@ -97,50 +93,41 @@ def check_objective(
 
 
 def _self_loss(subject: Subject) -> Row | None:
-    objective = subject.objective
-    terms = tuple(t for t in objective.terms if isinstance(t, Divergence))
+    """Every divergence, between the student and itself."""
+    terms = tuple(t for t in subject.objective.terms if isinstance(t, Divergence))
     if not terms:
         return None
-    itself = replace(
-        objective,
-        teacher=ModelTeacher(objective=objective.student),
-        others=(),
-        terms=terms,
-        hidden=(),
-        relations=(),
-        maps=(),
-    )
-    own = student_variables(subject.variables)
-    taught = {**own, TEACHER: {"0": own}}
-    value = replace(subject, objective=itself, variables=taught).value(subject.batch)
-    return Row(
-        name="a student taught by itself has no loss",
-        expected="0",
-        found=f"{value:.2g}",
-        passed=abs(value) <= 1e-5,
-    )
+    return _taught_by_itself(subject, terms, "a student taught by itself has no loss")
 
 
 def _own_states(subject: Subject) -> Row | None:
     """Every term over states, between the student and itself, layer by layer."""
     objective = subject.objective
-    matched = objective.matching.with_itself()
-    if matched is None:
+    terms = tuple(
+        replace(term, pairs=tuple((ours, ours) for ours, _ in term.pairs), teacher=0)
+        for term in objective.terms
+        if isinstance(term, StateTerm)
+    )
+    if not terms:
         return None
-    itself = replace(
-        objective,
-        teacher=ModelTeacher(objective=objective.student),
+    return _taught_by_itself(
+        subject, terms, "states of a student matched with its own have no loss"
+    )
+
+
+def _taught_by_itself(subject: Subject, terms: tuple[Term, ...], name: str) -> Row:
+    """Computes the loss of the student with itself as its only teacher."""
+    objective = replace(
+        subject.objective,
+        teacher=ModelTeacher(objective=subject.objective.student),
         others=(),
-        terms=(),
-        hidden=matched.hidden,
-        relations=matched.relations,
-        maps=matched.maps,
+        terms=terms,
     )
     own = student_variables(subject.variables)
-    taught = {**own, TEACHER: {"0": own}}
-    value = replace(subject, objective=itself, variables=taught).value(subject.batch)
+    both = {**own, TEACHER: {"0": own}}
+    value = replace(subject, objective=objective, variables=both).value(subject.batch)
     return Row(
-        name="states of a student matched with its own have no loss",
+        name=name,
         expected="0",
         found=f"{value:.2g}",
         passed=abs(value) <= 1e-5,
@@ -150,7 +137,7 @@ def _own_states(subject: Subject) -> Row | None:
 def _formulas(subject: Subject) -> Row | None:
     """The terms' values against float64 numpy, from the logits of both sides."""
     objective, batch = subject.objective, subject.batch
-    if objective.hidden or objective.relations or objective.maps or objective.others:
+    if objective.others or any(t.reads != "logits" for t in objective.terms):
         return None
     a, s = _both_logits(subject)
     labels = np.roll(np.asarray(batch["tokens"]), -1, axis=1)
@@ -170,14 +157,12 @@ def _both_logits(subject: Subject) -> tuple[np.ndarray, np.ndarray]:
 
     def sides(variables: Variables, batch: Batch) -> tuple[jax.Array, jax.Array]:
         own = student_variables(variables)
-        said = objective.student.predict(own, batch, step, train=False)[2].logits
-        taught = objective.teacher_variables(variables, 0)
-        scored = objective.teachers[0].score(
-            taught, batch, step, layers=(), split=False
-        )
-        scores = scored.scores.scores(scored.scores.held, scored.scores.tokens)
+        student = objective.student.predict(own, batch, step, train=False)[2].logits
+        held = objective.teacher_variables(variables, 0)
+        scored = objective.teachers[0].score(held, batch, step, layers=(), split=False)
+        scores = paired_scores(objective, whole_scores(scored.scores))
         # Over the classes that both sides have; log-probabilities are logits too.
-        return scores.paired_log_probs(said, 1.0)
+        return scores.paired_log_probs(student, 1.0)
 
     a, s = jax.jit(sides)(subject.variables, batch)
     return np.asarray(a, np.float64), np.asarray(s, np.float64)

@@ -10,6 +10,7 @@ from jaxtyping import Array
 from dew.data.retokenize import RESPELLED
 from dew.losses.chunking import CrossTokenizerScores
 from dew.losses.cross_entropy import next_tokens
+from dew.losses.scores import Scores
 from dew.losses.term import Schedule, Term
 from dew.losses.uld import Spans, SpanScores
 from dew.objectives.base import Objective, Step
@@ -28,6 +29,11 @@ class CrossTokenizerTeacher:
 
     objective: Objective[Any, Any]
     weight: Schedule = 1.0
+
+    @property
+    def scores_type(self) -> type[Scores]:
+        """The form of its scores: a distribution over classes of its own."""
+        return SpanScores
 
     @property
     def supports_chunking(self) -> bool:
@@ -85,12 +91,14 @@ class CrossTokenizerTeacher:
             "segment_ids": batch["respelled_segments"],
         }
         held = lax.stop_gradient(variables)
-        said = self.objective.predict(held, own, step, train=False)[2]
+        prediction = self.objective.predict(held, own, step, train=False)[2]
         spans = Spans(
             starts=batch["span_starts"].astype(bool),
             teacher_at=batch["span_teacher_at"],
             student_span=batch["span_of_student"],
             teacher_span=batch["span_of_teacher"],
         )
-        scores = SpanScores(said.logits, next_tokens(tokens), spans)
-        return Scored(CrossTokenizerScores(lax.stop_gradient(scores)))
+        scores = SpanScores(prediction.logits, next_tokens(tokens), spans)
+        return Scored(
+            CrossTokenizerScores(lax.stop_gradient(scores)), prediction.weights
+        )

@@ -1,163 +1,162 @@
-"""The terms over hidden states and attention: what they ask for, and sum to."""
+"""The terms over hidden states and attention: the layers they need, and their sums."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from dew.losses.hidden_states import (
-    AttentionMap,
-    HiddenCosine,
-    HiddenMSE,
-    Relation,
+    StateTerm,
     projector,
     visible_pairs,
 )
-from dew.losses.term import at
+from dew.losses.term import Reads, StateInputs, at
 from dew.objectives.base import Mean, Step
+from dew.objectives.distillation.scoring import Scored
 from dew.objectives.tokens import real_tokens
 from dew.typing import Batch
 
-States = Sequence[Float[Array, "batch seq _"]]
-Maps = Sequence[Float[Array, "batch _ seq seq"]]
-Weighted = dict[str, tuple[Any, Array]]
+Weighted: TypeAlias = dict[str, tuple[float | Array, Array]]
+"""By metric name, the weight of a term and its sum before that weight."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Matching:
-    """All terms over what a model holds inside; each reads its own run of it."""
+    """The terms of a distillation over paired layers of the student and its teachers.
 
-    hidden: tuple[HiddenMSE | HiddenCosine, ...] = ()
-    relations: tuple[Relation, ...] = ()
-    maps: tuple[AttentionMap, ...] = ()
+    `causal` restricts relations and attention to keys that are not later than the
+    query.
+    """
+
+    terms: tuple[StateTerm, ...] = ()
     causal: bool = True
 
-    @property
-    def student_layers(self) -> tuple[int, ...]:
-        """The student's layers, pair by pair."""
-        return tuple(ours for term in self._of_states for ours, _ in term.pairs)
+    def student_layers(self, reads: Reads) -> tuple[int, ...]:
+        """Returns the student's layers whose states or attention are compared."""
+        return _layers(t.pairs for t in self.terms if t.reads == reads)
 
-    @property
-    def student_maps(self) -> tuple[int, ...]:
-        """The student's layers whose attention is compared."""
-        return tuple(ours for term in self.maps for ours, _ in term.pairs)
-
-    def teacher_layers(self, teacher: int) -> tuple[int, ...]:
-        """The layers that are asked of one teacher, pair by pair."""
-        terms = [term for term in self._of_states if term.teacher == teacher]
-        return tuple(theirs for term in terms for _, theirs in term.pairs)
-
-    def teacher_maps(self, teacher: int) -> tuple[int, ...]:
-        """The layers of one teacher whose attention is compared."""
-        terms = [term for term in self.maps if term.teacher == teacher]
-        return tuple(theirs for term in terms for _, theirs in term.pairs)
-
-    def with_itself(self) -> "Matching | None":
-        """The same terms between a student and itself; None where there are none."""
-        if not (self._of_states or self.maps):
-            return None
-
-        def own(term: Any) -> Any:
-            pairs = tuple((ours, ours) for ours, _ in term.pairs)
-            return replace(term, pairs=pairs, teacher=0)
-
-        return replace(
-            self,
-            hidden=tuple(map(own, self.hidden)),
-            relations=tuple(map(own, self.relations)),
-            maps=tuple(map(own, self.maps)),
+    def teacher_layers(self, reads: Reads, teacher: int) -> tuple[int, ...]:
+        """Returns the layers of one teacher whose states or attention are compared."""
+        pairs = (
+            tuple((theirs, ours) for ours, theirs in t.pairs)
+            for t in self.terms
+            if t.reads == reads and t.teacher == teacher
         )
+        return _layers(pairs)
 
     def faults(self, teachers: int) -> list[str]:
-        """Says which terms name a teacher that is not there."""
+        """Returns a message for each term that names a teacher which does not exist."""
         return [
             f"{type(term).__name__} matches teacher {term.teacher}, and there are "
             f"{teachers}, counted from 0"
-            for term in (*self._of_states, *self.maps)
+            for term in self.terms
             if not 0 <= term.teacher < teachers
         ]
 
-    def projectors(
-        self, key: Array, ours: Sequence[int], theirs: Mapping[int, Sequence[int]]
-    ) -> dict[str, Array]:
-        """A map for each pair of hidden states whose widths differ.
+    @property
+    def projecting(self) -> tuple[StateTerm, ...]:
+        """The terms whose states get projectors; their places name the projectors."""
+        return tuple(term for term in self.terms if term.projects)
 
-        `ours` are the widths of the student's states, `theirs` those of each teacher.
+    def projectors(
+        self,
+        key: Array,
+        student: Mapping[int, int],
+        teachers: Mapping[int, Mapping[int, int]],
+    ) -> dict[str, Array]:
+        """Draws a projector for each pair of hidden states whose widths differ.
+
+        Args:
+            key: what the projectors are drawn with.
+            student: the width of each of the student's layers.
+            teachers: by the number of a teacher, the width of each of its layers.
+
+        Returns:
+            The projectors by the names "TERM_PAIR", both counted from 0, where TERM
+            counts the terms that project.
         """
-        made = {}
-        runs = self._runs(self.hidden)
-        for i, (term, mine, other) in enumerate(runs):
-            widths = zip(ours[mine], theirs[term.teacher][other], strict=True)
-            for pair, (from_, to) in enumerate(widths):
-                if from_ != to:
+        matrices = {}
+        for i, term in enumerate(self.projecting):
+            for pair, (ours, theirs) in enumerate(term.pairs):
+                widths = student[ours], teachers[term.teacher][theirs]
+                if widths[0] != widths[1]:
                     drawn = jax.random.fold_in(key, 1000 * i + pair)
-                    made[f"{i}_{pair}"] = projector(drawn, from_, to)
-        return made
+                    matrices[f"{i}_{pair}"] = projector(drawn, *widths)
+        return matrices
 
     def sums(
         self,
-        teacher: int,
-        ours: tuple[States, Maps],
-        theirs: tuple[States, Maps],
+        number: int,
+        *,
+        student: Scored,
+        teacher: Scored,
         projectors: Mapping[str, Array],
         batch: Batch,
-        weights: Float[Array, "batch seq"],
         step: Step,
     ) -> Weighted:
-        """Weight and unweighted sum of each term with this teacher, by name.
+        """Returns weight and unweighted sum of each term with one teacher, by name.
 
-        States at positions that do not count are replaced before anything is computed.
+        `number` is the teacher's. States at positions that do not count are replaced by
+        zeros before anything is computed.
         """
-        found: dict[str, tuple[Any, Array]] = {}
-
-        def add(name: str, term: Any, values: Array) -> None:
-            found[name] = at(term.weight, step.step), Mean.of(values, weights).total
-
-        real, visible = real_tokens(batch), self._visible(batch)
-        for i, (term, mine, other) in enumerate(self._runs(self._of_states)):
-            if term.teacher != teacher:
+        sums: Weighted = {}
+        real = real_tokens(batch)
+        places: dict[str, int] = {}
+        for term in self.terms:
+            place = places[term.metric] = places.get(term.metric, -1) + 1
+            if term.teacher != number:
                 continue
-            place = i - len(self.hidden)
-            live = weights > 0 if place < 0 else real
-            sides = _kept(ours[0][mine], live), _kept(theirs[0][other], live)
-            if place < 0:
-                maps = [projectors.get(f"{i}_{pair}") for pair in range(len(sides[0]))]
-                add(f"hidden_{i + 1}", term, term.values(*sides, maps))
-            else:
-                values = term.values(*sides, visible)
-                add(f"relation_{place + 1}", term, values)
-        for i, (term, mine, other) in enumerate(self._runs(self.maps)):
-            if term.teacher == teacher:
-                sides = term.read(ours[1][mine]), term.read(theirs[1][other])
-                add(f"attention_{i + 1}", term, term.values(*sides, visible))
-        return found
+            ours, theirs = self._sides(term, number, student, teacher)
+            if term.reads == "hidden":
+                # A relation reads whole rows, so every real token counts in it, even
+                # one whose own prediction has no weight.
+                live = real if term.whole_sequence else student.weights > 0
+                ours, theirs = _masked(ours, live), _masked(theirs, live)
+            matrices = [projectors.get(f"{place}_{i}") for i in range(len(ours))]
+            inputs = StateInputs(
+                term.compared(ours),
+                term.compared(theirs),
+                visible=self._visible(batch, real) if term.whole_sequence else None,
+                projectors=matrices if term.projects else (),
+            )
+            total = Mean.of(term.values(inputs), student.weights).total
+            name = f"{term.metric}_{place + 1}"
+            sums[name] = at(term.weight, step.step), total
+        return sums
 
-    @property
-    def _of_states(self) -> tuple[Any, ...]:
-        return (*self.hidden, *self.relations)
+    def _sides(
+        self, term: StateTerm, number: int, student: Scored, teacher: Scored
+    ) -> tuple[list[Array], list[Array]]:
+        """Returns the layers of both sides that the term pairs."""
+        reads = term.reads
+        attribute = "maps" if reads == "attention" else "hidden"
+        by_layer = [
+            dict(zip(layers, getattr(side, attribute), strict=True))
+            for layers, side in (
+                (self.student_layers(reads), student),
+                (self.teacher_layers(reads, number), teacher),
+            )
+        ]
+        return (
+            [by_layer[0][ours] for ours, _ in term.pairs],
+            [by_layer[1][theirs] for _, theirs in term.pairs],
+        )
 
-    def _runs(self, terms: Sequence[Any]) -> Iterator[tuple[Any, slice, slice]]:
-        """Each term, and where its layers stand among the student's and its teacher's.
-
-        `terms` begin as the list does that the layers were asked in.
-        """
-        start, starts = 0, dict.fromkeys((term.teacher for term in terms), 0)
-        for term in terms:
-            size, other = len(term.pairs), starts[term.teacher]
-            yield term, slice(start, start + size), slice(other, other + size)
-            start, starts[term.teacher] = start + size, other + size
-
-    def _visible(self, batch: Batch) -> Bool[Array, "batch seq seq"]:
-        segments = batch.get("segment_ids")
-        return visible_pairs(real_tokens(batch), segments, causal=self.causal)
+    def _visible(
+        self, batch: Batch, real: Bool[Array, "batch seq"]
+    ) -> Bool[Array, "batch seq seq"]:
+        return visible_pairs(real, batch.get("segment_ids"), causal=self.causal)
 
 
-NOTHING = Matching()
-"""No such terms."""
+def _layers(runs: Iterable[tuple[tuple[int, int], ...]]) -> tuple[int, ...]:
+    """Returns the distinct first layers of all pairs, in the order of the terms."""
+    return tuple(dict.fromkeys(first for pairs in runs for first, _ in pairs))
 
 
-def _kept(states: States, live: Array) -> list[Array]:
+def _masked(
+    states: list[Float[Array, "batch seq _"]], live: Bool[Array, "batch seq"]
+) -> list[Float[Array, "batch seq _"]]:
     return [jnp.where(live[..., None], x, jnp.zeros((), x.dtype)) for x in states]

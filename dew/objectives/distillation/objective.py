@@ -10,6 +10,7 @@ The loss is the weighted sum of all terms over the student's own mass, one `Mean
 accumulation, masks, packing and devices cannot change it, and no replay is needed.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal
@@ -19,17 +20,11 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from dew.losses.chunking import sequence_weights, term_sums
-from dew.losses.diagnostics import Monitored, TeacherCrossEntropy
+from dew.losses.diagnostics import Monitored
 from dew.losses.divergences import CrossEntropy, ForwardKL
-from dew.losses.hidden_states import (
-    AttentionMap,
-    HiddenCosine,
-    HiddenMSE,
-    Relation,
-)
-from dew.losses.policy_gradient import PolicyGradient
+from dew.losses.hidden_states import StateTerm
+from dew.losses.scores import misfit
 from dew.losses.term import Term, at, names
-from dew.losses.uld import ULD
 from dew.nn.block import DecoderBank
 from dew.objectives.base import (
     Artifacts,
@@ -41,7 +36,7 @@ from dew.objectives.base import (
     Step,
     Task,
 )
-from dew.objectives.distillation.matching import Matching
+from dew.objectives.distillation.matching import Matching, Weighted
 from dew.objectives.distillation.on_policy import OnPolicy
 from dew.objectives.distillation.scoring import Scored, score
 from dew.objectives.distillation.teachers import Teacher, as_teacher
@@ -59,12 +54,6 @@ from dew.typing import Batch, Path, Variables
 
 WHOLE_BYTES = 2**28
 """Student logits above this size are chunked by `auto`, into pieces a quarter of it."""
-
-WHOLE = (PolicyGradient, ULD)
-"""Terms that `auto` leaves whole: they may look at more than one position."""
-
-LABELLED = (CrossEntropy, TeacherCrossEntropy, PolicyGradient)
-"""Terms that ask which token a position is scored on."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -89,9 +78,6 @@ class Distillation(Objective[Mean, Any]):
     teacher: Objective[Any, Any] | Teacher
     others: tuple[Teacher, ...] = ()
     terms: tuple[Term, ...] = (ForwardKL(),)
-    hidden: tuple[HiddenMSE | HiddenCosine, ...] = ()
-    relations: tuple[Relation, ...] = ()
-    maps: tuple[AttentionMap, ...] = ()
     on_policy: OnPolicy | None = None
     measures: tuple[Term, ...] | None = None
     per: Literal["token", "sequence"] = "token"
@@ -103,10 +89,10 @@ class Distillation(Objective[Mean, Any]):
     held: ClassVar[tuple[str, ...]] = (FROZEN, TEACHER)
 
     def __post_init__(self) -> None:
-        faults = self.matching.faults(len(self.teachers))
-        if not (self.terms or self.hidden or self.relations or self.maps):
+        faults = self._matching.faults(len(self.teachers)) + self._misfits()
+        if not self.terms:
             faults.append("Distillation needs at least one term, got none")
-        asking = [type(t).__name__ for t in self.terms if isinstance(t, LABELLED)]
+        asking = [type(t).__name__ for t in self.terms if t.needs_labels]
         if asking and not isinstance(self.student, Labelled):
             faults.append(
                 f"{', '.join(asking)} need a student with `labels`, and "
@@ -152,17 +138,30 @@ class Distillation(Objective[Mean, Any]):
         measures = (*self.teachers[0].measures, CrossEntropy())
         if isinstance(self.student, Labelled):
             return measures
-        return tuple(m for m in measures if not isinstance(m, LABELLED))
+        return tuple(m for m in measures if not m.needs_labels)
 
     @cached_property
-    def matching(self) -> Matching:
-        """The terms over hidden states."""
-        return Matching(
-            hidden=self.hidden,
-            relations=self.relations,
-            maps=self.maps,
-            causal=self.causal,
-        )
+    def _logit_terms(self) -> tuple[Term, ...]:
+        """The terms over logits, in their order."""
+        return tuple(term for term in self.terms if term.reads == "logits")
+
+    @cached_property
+    def _matching(self) -> Matching:
+        """The terms over hidden states and attention, in their order."""
+        terms = tuple(term for term in self.terms if isinstance(term, StateTerm))
+        return Matching(terms=terms, causal=self.causal)
+
+    def _misfits(self) -> list[str]:
+        """Returns a message for each term that a teacher's scores cannot serve."""
+        terms = [(i, t) for i in range(len(self.teachers)) for t in self._logit_terms]
+        terms += [(0, t) for t in self.measures or ()]
+        return [
+            f"teacher {i}, a {type(self.teachers[i]).__name__}: "
+            + misfit(term, term.needs_scores, self.teachers[i].scores_type)
+            for i, term in terms
+            if term.needs_scores is not None
+            and not issubclass(self.teachers[i].scores_type, term.needs_scores)
+        ]
 
     def held_variables(self) -> Variables | None:
         """What the student starts from, and every teacher's weights."""
@@ -194,26 +193,28 @@ class Distillation(Objective[Mean, Any]):
     def loss(
         self, params: Variables, batch: Batch, step: Step
     ) -> tuple[Mean, Aux[Any]]:
-        """The weighted sum of all terms, over the student's mass."""
-        batch, sampled = self._mixed(params, batch, step)
-        ours, aux = self._read_student(params, batch, step)
-        mass = jnp.sum(ours.weights)
+        """Returns the weighted sum of all terms, over the student's mass."""
+        batch, metrics = self._with_samples(params, batch, step)
+        chunk = self._chunk(batch)
+        student, aux = self._score_student(params, batch, step, split=chunk is not None)
+        mass = jnp.sum(student.weights)
         total = jnp.zeros(())
-        metrics: dict[str, Any] = dict(sampled)
         for i in range(len(self.teachers)):
-            scored = self._score(params, i, batch, step)
-            found = self._term_sums(i, ours, scored, batch, step)
-            found |= self.matching.sums(
-                i,
-                (ours.hidden, ours.maps),
-                (scored.hidden, scored.maps),
-                params["params"].get(PROJECTORS, {}),
-                batch,
-                ours.weights,
-                step,
+            teacher = self._score_teacher(
+                params, i, batch, step, split=chunk is not None
             )
-            for name, (weight, value) in found.items():
+            sums = self._term_sums(i, student, teacher, batch, step, chunk=chunk)
+            sums |= self._matching.sums(
+                i,
+                student=student,
+                teacher=teacher,
+                projectors=params["params"].get(PROJECTORS, {}),
+                batch=batch,
+                step=step,
+            )
+            for name, (weight, value) in sums.items():
                 weight = jnp.asarray(weight, value.dtype)
+                # Not weight * value alone: 0 * inf is NaN, and a diagnostic may be inf.
                 total = total + jnp.where(weight == 0, 0, weight * value)
                 prefix = f"teacher_{i + 1}/" if i else ""
                 metrics[prefix + name] = jax.lax.stop_gradient(Mean(value, mass))
@@ -251,7 +252,9 @@ class Distillation(Objective[Mean, Any]):
 
     @cached_property
     def _splits(self) -> bool:
-        able = isinstance(self.student, Splittable) and not self.maps
+        able = isinstance(self.student, Splittable) and not any(
+            term.reads == "attention" for term in self.terms
+        )
         return able and all(teacher.supports_chunking for teacher in self.teachers)
 
     @cached_property
@@ -259,31 +262,52 @@ class Distillation(Objective[Mean, Any]):
         able = isinstance(self.student, Splittable)
         return able and all(teacher.scores_any_tokens for teacher in self.teachers)
 
-    def _mixed(
+    def _with_samples(
         self, params: Variables, batch: Batch, step: Step
     ) -> tuple[Batch, dict[str, Mean]]:
-        """The batch with the rows that the student writes in this step."""
+        """Returns the batch with the rows that the student samples, and counts."""
         if self.on_policy is None or not isinstance(self.student, Splittable):
             return batch, {}
-        source, whole = self.student.splits(student_variables(params))
-        return self.on_policy.mixed(source, whole, batch, step)
+        source, variables = self.student.splits(student_variables(params))
+        return self.on_policy.mixed(source, variables, batch, step)
 
-    def _score(self, params: Variables, i: int, batch: Batch, step: Step) -> Scored:
-        """What one teacher says, with the layers that its terms ask for."""
+    def _score_student(
+        self, params: Variables, batch: Batch, step: Step, *, split: bool
+    ) -> tuple[Scored, Aux[Any]]:
+        """Runs the student in training; its weights average as `per` says."""
+        scored, aux = score(
+            self.student,
+            student_variables(params),
+            batch,
+            step,
+            train=True,
+            layers=self._matching.student_layers("hidden"),
+            maps=self._matching.student_layers("attention"),
+            split=split,
+        )
+        weights = jax.lax.stop_gradient(scored.weights)
+        if self.per == "sequence":
+            weights = sequence_weights(weights)
+        return replace(scored, weights=weights), aux
+
+    def _score_teacher(
+        self, params: Variables, i: int, batch: Batch, step: Step, *, split: bool
+    ) -> Scored:
+        """Runs one teacher, with the layers that its terms compare."""
         return self.teachers[i].score(
             self.teacher_variables(params, i),
             batch,
             step,
-            layers=self.matching.teacher_layers(i),
-            split=self._chunk(batch) is not None,
-            maps=self.matching.teacher_maps(i),
+            layers=self._matching.teacher_layers("hidden", i),
+            split=split,
+            maps=self._matching.teacher_layers("attention", i),
         )
 
     def _chunk(self, batch: Batch) -> int | None:
         """How many positions at a time, None for all at once without `unembed`."""
         if self.chunk != "auto":
             return self.chunk
-        if not self._splits or any(isinstance(t, WHOLE) for t in self.terms):
+        if not self._splits or any(t.whole_sequence for t in self._logit_terms):
             return None
         rows, length = batch["tokens"].shape
         row_bytes = 4 * rows * self._vocab
@@ -299,102 +323,99 @@ class Distillation(Objective[Mean, Any]):
         def logits() -> Array:
             variables = self.student.init(jax.random.key(0))
             batch = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), tokens)
-            said = self.student.predict(variables, batch, _start(), train=False)[2]
-            return said.logits
+            return self.student.predict(variables, batch, _start(), train=False)[
+                2
+            ].logits
 
         return jax.eval_shape(logits).shape[-1]
-
-    def _read_student(
-        self, params: Variables, batch: Batch, step: Step
-    ) -> tuple[Scored, Aux[Any]]:
-        """The student's scores in training with the weights of its positions."""
-        scored, aux = score(
-            self.student,
-            student_variables(params),
-            batch,
-            step,
-            train=True,
-            layers=self.matching.student_layers,
-            maps=self.matching.student_maps,
-            split=self._chunk(batch) is not None,
-        )
-        weights = jax.lax.stop_gradient(scored.weights)
-        if self.per == "sequence":
-            weights = sequence_weights(weights)
-        return replace(scored, weights=weights), aux
-
-    def _labels(self, batch: Batch, step: Step) -> Array | None:
-        """The tokens that the student is scored on, if it is a model of tokens."""
-        if isinstance(self.student, Labelled):
-            return self.student.labels(batch, step)
-        return None
 
     def _term_sums(
         self,
         i: int,
-        ours: Scored,
-        theirs: Scored,
+        student: Scored,
+        teacher: Scored,
         batch: Batch,
         step: Step,
-    ) -> dict[str, tuple[Any, Array]]:
-        """Weight and unweighted sum of every term against one teacher, by name."""
-        terms = [t for t in self.terms if i == 0 or not isinstance(t, CrossEntropy)]
-        # Cut off from the student: what is only watched costs no backward pass.
-        watched = [Monitored(term) for term in self.diagnostics] if i == 0 else []
+        *,
+        chunk: int | None,
+    ) -> Weighted:
+        """Returns weight and unweighted sum of every term over logits, by name."""
+        terms = [t for t in self._logit_terms if i == 0 or not t.student_only]
+        # Without a gradient: a diagnostic costs no backward pass.
+        monitored = [Monitored(term) for term in self.diagnostics] if i == 0 else []
+        labels = None
+        if isinstance(self.student, Labelled):
+            labels = self.student.labels(batch, step)
         sums = term_sums(
-            [*terms, *watched],
-            ours.scores,
-            theirs.scores,
-            weights=ours.weights,
-            labels=self._labels(batch, step),
+            [*terms, *monitored],
+            student.scores,
+            teacher.scores,
+            weights=student.weights,
+            labels=labels,
             step=step.step,
-            chunk=self._chunk(batch),
+            chunk=chunk,
         )
         share = at(self.teachers[i].weight, step.step)
-        found = {}
+        weighted: Weighted = {}
         for name, term, value in zip(names(terms), terms, sums, strict=False):
             weight = jnp.asarray(at(term.weight, step.step), value.dtype)
-            if not isinstance(term, CrossEntropy):
+            if not term.student_only:
                 weight = weight * jnp.asarray(share, value.dtype)
-            found[name] = (weight, value)
-        seen = names([term.term for term in watched])
-        for name, value in zip(seen, sums[len(terms) :], strict=True):
-            found[f"watch/{name}"] = (0.0, value)
-        return found
+            weighted[name] = (weight, value)
+        diagnostics = names([term.term for term in monitored])
+        for name, value in zip(diagnostics, sums[len(terms) :], strict=True):
+            weighted[f"watch/{name}"] = (0.0, value)
+        return weighted
 
-    def _with_projectors(self, whole: dict[str, Any], key: Array) -> dict[str, Any]:
-        """Adds a map for each pair of layers whose widths differ."""
-        if not self.hidden:
-            return whole
-        if PROJECTORS in whole["params"]:
+    def _with_projectors(self, variables: dict[str, Any], key: Array) -> dict[str, Any]:
+        """Adds a projector for each pair of layers whose widths differ."""
+        if not self._matching.projecting:
+            return variables
+        if PROJECTORS in variables["params"]:
             raise ValueError(
                 f"the student has parameters of its own under {PROJECTORS!r}, where "
                 "the projectors go; rename them"
             )
-        made = self.matching.projectors(key, *self._widths(whole))
-        if not made:
-            return whole
-        return {**whole, "params": {**whole["params"], PROJECTORS: made}}
+        projectors = self._matching.projectors(key, *self._widths(variables))
+        if not projectors:
+            return variables
+        params = {**variables["params"], PROJECTORS: projectors}
+        return {**variables, "params": params}
 
     def _widths(
-        self, whole: dict[str, Any]
-    ) -> tuple[list[int], dict[int, tuple[int, ...]]]:
-        """The widths of the states to be matched, on both sides."""
+        self, variables: Variables
+    ) -> tuple[dict[int, int], dict[int, dict[int, int]]]:
+        """Returns the width of each layer to be matched, and that of each teacher's."""
         batch = {name: _rows(spec) for name, spec in self.inputs.items()}
-        asked = {term.teacher for term in self.hidden}
-        for i in asked:
+        teachers = {term.teacher for term in self._matching.projecting}
+        for i in teachers:
             batch |= self.teachers[i].batch_spec(*batch["tokens"].shape)
 
-        def states(variables: Variables, batch: Batch) -> tuple[Any, Any]:
-            ours = self._read_student(variables, batch, _start())[0].hidden
-            theirs = {
-                i: self._score(variables, i, batch, _start()).hidden for i in asked
+        def states(variables: Variables, batch: Batch) -> tuple[Any, dict[int, Any]]:
+            split = self._chunk(batch) is not None
+            step = _start()
+            student, _ = self._score_student(variables, batch, step, split=split)
+            return student.hidden, {
+                i: self._score_teacher(variables, i, batch, step, split=split).hidden
+                for i in teachers
             }
-            return ours, theirs
 
-        ours, theirs = jax.eval_shape(states, whole, batch)
-        widths = {i: tuple(s.shape[-1] for s in side) for i, side in theirs.items()}
-        return [s.shape[-1] for s in ours], widths
+        student, taught = jax.eval_shape(states, variables, batch)
+        matching = self._matching
+        return (
+            _by_layer(matching.student_layers("hidden"), student),
+            {
+                i: _by_layer(matching.teacher_layers("hidden", i), taught[i])
+                for i in teachers
+            },
+        )
+
+
+def _by_layer(
+    layers: Sequence[int], states: Sequence[jax.ShapeDtypeStruct]
+) -> dict[int, int]:
+    """Returns the width of each layer's states."""
+    return {layer: state.shape[-1] for layer, state in zip(layers, states, strict=True)}
 
 
 def _start() -> Step:

@@ -33,12 +33,12 @@ MAPS = "maps"
 class Scored:
     """Scores of one side of a batch, with the block outputs that were requested.
 
-    `weights` are those of the positions in the side's own loss, None for a teacher
-    that is no objective. `hidden` and `maps` are in the order of the request.
+    `weights` are those of the positions in the side's own loss; a teacher's are not
+    read. `hidden` and `maps` are in the order of the request.
     """
 
     scores: MaterialisedScores | LazyLogits | CrossTokenizerScores
-    weights: Float[Array, "batch seq"] | None = None
+    weights: Float[Array, "batch seq"]
     hidden: tuple[Float[Array, "batch seq _"], ...] = ()
     maps: tuple[Float[Array, "batch _ seq seq"], ...] = ()
 

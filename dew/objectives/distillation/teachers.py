@@ -21,13 +21,13 @@ from dew.losses.diagnostics import (
     TeacherCrossEntropy,
 )
 from dew.losses.divergences import ForwardKL
-from dew.losses.scores import DenseScores
+from dew.losses.scores import DenseScores, Scores
 from dew.losses.sparse_scores import SampledScores, TopKScores, draw, top_k
 from dew.losses.term import Schedule, Term
 from dew.losses.vocabulary import VocabularyMap
 from dew.objectives.base import Objective, Step
 from dew.objectives.distillation.scoring import Scored, score
-from dew.objectives.tokens import Splittable
+from dew.objectives.tokens import Splittable, next_token_weights
 from dew.typing import Batch, Variables
 
 
@@ -41,6 +41,11 @@ class Teacher(Protocol):
     @property
     def weight(self) -> Schedule:
         """What it counts for among several teachers."""
+        ...
+
+    @property
+    def scores_type(self) -> type[Scores]:
+        """The form of its scores, which decides what terms it can serve."""
         ...
 
     @property
@@ -100,6 +105,11 @@ class ModelTeacher:
     vocabulary: VocabularyMap | None = None
     weight: Schedule = 1.0
     top: int = 10
+
+    @property
+    def scores_type(self) -> type[Scores]:
+        """The form of its scores: logits."""
+        return DenseScores
 
     @property
     def supports_chunking(self) -> bool:
@@ -166,6 +176,9 @@ F32 = jnp.float32
 IDS, LOG_PROBS, TAIL = "teacher_ids", "teacher_log_probs", "teacher_tail"
 WEIGHTS, LOGITS = "teacher_weights", "teacher_logits"
 
+FORMS = {"top_k": TopKScores, "sampled": SampledScores, "logits": DenseScores}
+"""The form of scores that each policy of a stored teacher gives."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PrecomputedTeacher:
@@ -192,6 +205,11 @@ class PrecomputedTeacher:
                 "PrecomputedTeacher needs a width for each of its layers, got layers "
                 f"{self.layers} and widths {self.widths}"
             )
+
+    @property
+    def scores_type(self) -> type[Scores]:
+        """The form of the stored scores, by the policy."""
+        return FORMS[self.policy]
 
     @property
     def supports_chunking(self) -> bool:
@@ -275,14 +293,16 @@ class PrecomputedTeacher:
             lax.stop_gradient(jnp.asarray(batch[hidden_name(self.layers.index(one))]))
             for one in layers
         )
+        scores: DenseScores | TopKScores | SampledScores
         if self.policy == "logits":
-            return Scored(
-                MaterialisedScores(DenseScores(arrays[0], self.vocabulary)),
-                hidden=hidden,
-            )
-        kind: Any = TopKScores if self.policy == "top_k" else SampledScores
-        scores = kind(*arrays, self.temperature, self.vocabulary)
-        return Scored(MaterialisedScores(scores), hidden=hidden)
+            scores = DenseScores(arrays[0], self.vocabulary)
+        elif self.policy == "top_k":
+            ids, log_probs, tail = arrays
+            scores = TopKScores(ids, log_probs, tail, self.temperature, self.vocabulary)
+        else:
+            ids, weights = arrays
+            scores = SampledScores(ids, weights, self.temperature, self.vocabulary)
+        return Scored(MaterialisedScores(scores), next_token_weights(batch), hidden)
 
 
 def hidden_name(place: int) -> str:

@@ -87,10 +87,10 @@ class Unmasked(Distillation):
 class Unshifted(Distillation):
     """Position i counts by the mask of token i, though it predicts token i + 1."""
 
-    def _read_student(self, params: Any, batch: Any, step: Any) -> Any:
-        said, aux = super()._read_student(params, batch, step)
-        real = batch.get("mask", jnp.ones(said.weights.shape, bool))
-        return replace(said, weights=real.astype(jnp.float32)), aux
+    def _score_student(self, params: Any, batch: Any, step: Any, *, split: bool) -> Any:
+        scored, aux = super()._score_student(params, batch, step, split=split)
+        real = batch.get("mask", jnp.ones(scored.weights.shape, bool))
+        return replace(scored, weights=real.astype(jnp.float32)), aux
 
 
 class MeanOfMeans(Distillation):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dew.losses.divergences import ForwardKL
 from dew.losses.hidden_states import AttentionMap, HiddenMSE, Relation
 from dew.objectives.base import Step, scalar_loss
 from dew.objectives.causal_lm import CausalLM
@@ -64,8 +65,7 @@ def test_each_term_is_matched_with_the_teacher_that_it_names() -> None:
         student=ours,
         teacher=first,
         others=(ModelTeacher(objective=second),),
-        terms=(),
-        hidden=(
+        terms=(
             HiddenMSE(pairs=((0, 2),)),
             HiddenMSE(pairs=((1, 0),), teacher=1),
             HiddenMSE(pairs=((1, 1),)),
@@ -121,8 +121,7 @@ def test_attention_maps_are_compared_where_keys_are_seen(scan: bool) -> None:
     objective = Distillation(
         student=ours,
         teacher=theirs,
-        terms=(),
-        maps=(AttentionMap(pairs=((0, 0),)),),
+        terms=(AttentionMap(pairs=((0, 0),)),),
         measures=(),
     )
     squares = ((attention(ours, 0) - attention(theirs, 0)) ** 2).mean(1)
@@ -139,10 +138,10 @@ def test_a_teacher_that_scored_before_the_step_brings_its_states() -> None:
     stored = scores_of(said.logits, policy="top_k", k=11, key=None)
     stored |= {hidden_name(i): state for i, state in enumerate(said.hidden)}
     before = PrecomputedTeacher(layers=(0, 2), widths=(12, 12))
-    hidden = (HiddenMSE(pairs=((1, 2), (0, 0))),)
+    terms = (ForwardKL(), HiddenMSE(pairs=((1, 2), (0, 0))))
     both = [
         value(
-            Distillation(student=model(), teacher=teacher, hidden=hidden, measures=()),
+            Distillation(student=model(), teacher=teacher, terms=terms, measures=()),
             inputs,
         )[0]
         for teacher, inputs in (
@@ -151,7 +150,7 @@ def test_a_teacher_that_scored_before_the_step_brings_its_states() -> None:
         )
     ]
     np.testing.assert_allclose(both[1], both[0], rtol=RTOL["float32"])
-    lacking = Distillation(student=model(), teacher=before, hidden=hidden, measures=())
+    lacking = Distillation(student=model(), teacher=before, terms=terms, measures=())
     with pytest.raises(ValueError, match=r"missing are .*'teacher_hidden_0'"):
         value(lacking, batch())
 
@@ -161,10 +160,11 @@ def test_the_check_covers_terms_over_states() -> None:
     objective = Distillation(
         student=model(),
         teacher=model(3, 12),
-        terms=(),
-        hidden=(HiddenMSE(pairs=((0, 1), (1, 2))),),
-        relations=(Relation(pairs=((1, 2),), heads=4),),
-        maps=(AttentionMap(pairs=((0, 0),)),),
+        terms=(
+            HiddenMSE(pairs=((0, 1), (1, 2))),
+            Relation(pairs=((1, 2),), heads=4),
+            AttentionMap(pairs=((0, 0),)),
+        ),
         measures=(),
         chunk=None,
     )
@@ -179,5 +179,5 @@ def test_a_term_with_a_teacher_that_is_not_there_is_refused() -> None:
         Distillation(
             student=model(),
             teacher=model(),
-            hidden=(HiddenMSE(pairs=((0, 0),), teacher=1),),
+            terms=(HiddenMSE(pairs=((0, 0),), teacher=1),),
         )

@@ -151,9 +151,9 @@ def test_weights_follow_schedules_of_the_accepted_microbatches() -> None:
 
 
 def test_projectors_train_beside_the_student_and_leave_with_nothing() -> None:
-    hidden = (HiddenMSE(pairs=((0, 0),)),)
+    terms = (HiddenMSE(pairs=((0, 0),)),)
     objective = Distillation(
-        student=student(), teacher=teacher(), terms=(), hidden=hidden, measures=()
+        student=student(), teacher=teacher(), terms=terms, measures=()
     )
     trainer = Trainer(objective, optax.sgd(0.1), key=jax.random.key(0))
     before = objective.init(trainer.key)["params"][PROJECTORS]["0_0"]
