@@ -1,11 +1,11 @@
-"""Checks of a distillation on the user's own pair: each a claim with two numbers.
+"""Self-checks of a distillation on a given pair: each a claim with two numbers.
 
     for row in check_distillation(student, teacher, batch):
         print(row.name, row.expected, row.found, row.passed)
 
-They look at the objective from outside, through its loss alone, and would catch a KL
-that is the wrong way round, a factor in the value that is not in the gradient, padding
-that counts, a mask that is not shifted, and means of means.
+They use the loss of the objective alone, and catch a KL in the wrong direction, a
+factor in the value that is not in the gradient, padding that counts, a mask that is not
+shifted, and means of means.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -40,10 +40,10 @@ from dew.tree import flatten, unflatten
 from dew.typing import Batch, Variables
 
 SAME = 1e-4
-"""Relative difference that counts as none in float32: sums are done in other orders."""
+"""The relative difference allowed in float32 between sums in different orders."""
 
 SLOPE = 0.02
-"""Of a central difference against the gradient, in float32."""
+"""The relative error allowed in a float32 central difference of the loss."""
 
 
 Check = Callable[[Subject], Row | None]
@@ -58,10 +58,21 @@ def check_distillation(
     vocabulary: VocabularyMap | None = None,
     variables: Variables | None = None,
 ) -> list[Row]:
-    """Checks terms between a pair of models on a batch of the user's own.
+    """Checks loss terms between a student and a teacher on a given batch.
 
-    Rows that need at least two texts are left out where there is one. Dropout must be
+    Checks that need at least two texts are left out where there is one. Dropout must be
     off in the models.
+
+    Args:
+        student: a token objective over the student.
+        teacher: a token objective over the teacher, or any `Teacher`.
+        batch: tokens [batch, seq] with the masks of the student's batches.
+        terms: the loss terms to check.
+        vocabulary: the map between the vocabularies; without one rows are equal.
+        variables: those of the distillation; drawn by its `init` when None.
+
+    Returns:
+        One row per check, with the expected and the found value.
     """
     if vocabulary is not None and isinstance(teacher, Objective):
         teacher = ModelTeacher(objective=teacher, vocabulary=vocabulary)
@@ -83,13 +94,13 @@ def check_objective(
     variables: Variables | None = None,
     only: Collection[str] | None = None,
 ) -> list[Row]:
-    """Checks an objective as it is, on a batch; all of `CHECKS`, or `only` some."""
+    """Runs all checks, or `only` those of some names, on a distillation objective."""
     if variables is None:
         variables = objective.init(jax.random.key(0))
     arrays = {name: jnp.asarray(leaf) for name, leaf in batch.items()}
     subject = Subject(objective=objective, variables=variables, batch=arrays)
-    wanted = CHECKS if only is None else {name: CHECKS[name] for name in only}
-    return [row for check in wanted.values() if (row := check(subject)) is not None]
+    checks = CHECKS if only is None else {name: CHECKS[name] for name in only}
+    return [row for check in checks.values() if (row := check(subject)) is not None]
 
 
 def _self_loss(subject: Subject) -> Row | None:
@@ -152,6 +163,7 @@ def _formulas(subject: Subject) -> Row | None:
 
 
 def _both_logits(subject: Subject) -> tuple[np.ndarray, np.ndarray]:
+    """Returns float64 log-probabilities of teacher and student over shared classes."""
     objective, batch = subject.objective, subject.batch
     step = Step(jnp.int32(0), jax.random.key(0))
 
@@ -198,7 +210,8 @@ def _slope(subject: Subject) -> Row:
         moved = jax.tree.map(lambda p, g: p + size / norm * g, params, slope)
         return subject.at(moved, subject.batch)
 
-    # Small beside the curvature, large beside rounding: a hundredth of the value.
+    # Small beside the curvature, large beside rounding: a hundredth of the value. Two
+    # step sizes, combined so that the third-order error cancels (Richardson).
     size = min(0.01 * max(abs(value), 0.1) / norm, 0.01)
     wide = (at(2 * size) - at(-2 * size)) / (4 * size)
     near = (at(size) - at(-size)) / (2 * size)
@@ -224,7 +237,7 @@ def _padding(side: str) -> Check:
 
 
 def _masked(subject: Subject) -> Row:
-    """Tokens under a mask are changed: nobody may read them, nobody predict them."""
+    """Changes the tokens under a mask, which must have no influence on the loss."""
     padded = pad(subject.batch, "right")
     length = subject.batch["tokens"].shape[1]
     other = padded["tokens"].at[:, length:].set(1)
@@ -284,9 +297,10 @@ def _no_gradient(subject: Subject) -> Row | None:
     floats = {p: x for p, x in leaves.items() if jnp.issubdtype(x.dtype, jnp.floating)}
 
     def value(moving: dict[str, Any], variables: Variables, batch: Batch) -> jax.Array:
-        held = flatten(variables[TEACHER])
-        whole = held | dict(zip(floats, moving.values(), strict=True))
-        tree = {**variables, TEACHER: unflatten(whole)}
+        # Only floating leaves can have a gradient; packed quantised ones are constants.
+        fixed = flatten(variables[TEACHER])
+        leaves = fixed | dict(zip(floats, moving.values(), strict=True))
+        tree = {**variables, TEACHER: unflatten(leaves)}
         stats = subject.objective.loss(tree, batch, step)[0]
         return subject.objective.reduce_loss(stats)[0]
 
@@ -343,4 +357,4 @@ CHECKS: Mapping[str, Check] = {
     "packed": _packed,
     "teacher": _no_gradient,
 }
-"""Every check by a short name."""
+"""Every check by the short name that `only` takes."""

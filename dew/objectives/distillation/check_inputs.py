@@ -1,4 +1,4 @@
-"""What a check looks at, and what it says."""
+"""The inputs of the self-checks, and the row that each of them reports."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from dew.typing import Batch, Variables
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One check: what should be, what is, and whether that will do."""
+    """The result of one check: the expected value, the found one, and the verdict."""
 
     name: str
     expected: str
@@ -27,7 +27,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Subject:
-    """An objective with variables and a batch, and its pooled loss over batches."""
+    """An objective with variables and a batch, whose pooled loss is checked."""
 
     objective: Distillation
     variables: Variables
@@ -36,14 +36,14 @@ class Subject:
     def pooled(
         self, params: Any, variables: Variables, batches: Sequence[Batch]
     ) -> jax.Array:
-        """The value of the statistics of all batches together.
+        """Returns the loss of the pooled statistics of all batches.
 
         Variables are arguments: closed over, real weights would be compiled in.
         """
         step = Step(jnp.int32(0), jax.random.key(0))
         tree = {**variables, "params": params}
         stats = [self.objective.loss(tree, batch, step)[0] for batch in batches]
-        # As the trainer has it: a plain number is a term of unit mass.
+        # As in the trainer: a plain number is a term of unit mass.
         means = [
             one if isinstance(one, Mean) else Mean(jnp.asarray(one), jnp.ones(()))
             for one in stats
@@ -51,11 +51,11 @@ class Subject:
         return self.objective.reduce_loss(sum(means[1:], means[0]))[0]
 
     def value(self, *batches: Batch) -> float:
-        """The pooled loss."""
+        """Returns the pooled loss at the subject's own parameters."""
         return self.at(self.variables["params"], *batches)
 
     def at(self, params: Any, *batches: Batch) -> float:
-        """The pooled loss at other parameters."""
+        """Returns the pooled loss at other parameters."""
         return float(self._value(params, self.variables, batches))
 
     @cached_property
@@ -67,14 +67,17 @@ class Subject:
         return jax.jit(jax.value_and_grad(self.pooled))
 
     def with_slope(self, *batches: Batch) -> tuple[float, Any]:
-        """The pooled loss and its gradient."""
+        """Returns the pooled loss and its gradient by the parameters."""
         params = self.variables["params"]
         value, slope = self._with_slope(params, self.variables, batches)
         return float(value), slope
 
 
 def counted(batch: Batch) -> np.ndarray:
-    """Positions that predict a real token of their own document, in plain numpy."""
+    """Returns 1 for positions that predict a real token of their own document, else 0.
+
+    Written as a loop in numpy, independent of the weights in `dew.objectives`.
+    """
     rows, length = batch["tokens"].shape
     segments = np.asarray(batch.get("segment_ids", np.ones((rows, length), np.int32)))
     real = np.asarray(batch.get("mask", segments > 0), bool) & (segments > 0)
@@ -87,9 +90,9 @@ def counted(batch: Batch) -> np.ndarray:
 
 
 def pad(batch: Batch, side: str, columns: int = 3) -> dict[str, Any]:
-    """The batch with masked columns of tokens that mean something elsewhere."""
+    """Returns the batch with masked columns of a token that is real elsewhere."""
     rows, length = batch["tokens"].shape
-    whole = {
+    complete = {
         "mask": jnp.ones((rows, length), bool),
         "positions": jnp.tile(jnp.arange(length, dtype=jnp.int32), (rows, 1)),
         **batch,
@@ -102,22 +105,22 @@ def pad(batch: Batch, side: str, columns: int = 3) -> dict[str, Any]:
             [(0, 0), width, *[(0, 0)] * (leaf.ndim - 2)],
             constant_values=fills.get(name, 0),
         )
-        for name, leaf in whole.items()
+        for name, leaf in complete.items()
     }
 
 
 def uneven(batch: Batch) -> dict[str, Any]:
-    """The batch with less and less to be predicted from row to row."""
+    """Returns the batch with fewer predicted tokens in each row than in the last."""
     rows, length = batch["tokens"].shape
-    kept = np.arange(length)[None] < np.linspace(length, 2, rows)[:, None]
+    predicted = np.arange(length)[None] < np.linspace(length, 2, rows)[:, None]
     asked = batch.get("loss_mask", jnp.ones((rows, length), bool))
-    return {**batch, "loss_mask": asked.astype(bool) & kept}
+    return {**batch, "loss_mask": asked.astype(bool) & predicted}
 
 
 def apart_and_packed(
     tokens: Int[Array, "batch seq"],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Two texts, as two rows and as one."""
+    """Returns the same two texts as two rows, and packed into one row."""
     half = tokens.shape[1] // 2
     apart = tokens[:2, :half]
     place = jnp.arange(half, dtype=jnp.int32)

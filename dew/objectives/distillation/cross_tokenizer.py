@@ -1,4 +1,4 @@
-"""A teacher with a tokenizer of its own, for ULD."""
+"""A teacher with a tokenizer of its own, for the ULD loss."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ from dew.typing import Batch, Variables
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CrossTokenizerTeacher:
-    """A teacher that runs in the step and reads the text in tokens of its own.
+    """A teacher that runs in the step on the text in tokens of its own.
 
-    Only ULD and the student's own terms can be learned from it. Batches hold the
-    teacher's tokens and how both cuts of the text align: see
-    `dew.data.retokenize.Retokenized`, which adds them to any stream of token batches.
+    Only ULD and the student's own terms are possible. Batches contain the teacher's
+    tokens and the alignment of both tokenizations:
+    `dew.data.retokenize.Retokenized` adds them to any stream of token batches.
     """
 
     objective: Objective[Any, Any]
@@ -37,29 +37,29 @@ class CrossTokenizerTeacher:
 
     @property
     def supports_chunking(self) -> bool:
-        """A span may cross from one chunk into the next."""
+        """Whether scores can be chunked: no, a span may cross chunks."""
         return False
 
     @property
     def scores_any_tokens(self) -> bool:
-        """It runs there, on tokens that were made before."""
+        """Whether it scores sampled tokens: no, retokenization precedes the step."""
         return False
 
     @property
     def measures(self) -> tuple[Term, ...]:
-        """The classes of two tokenizers cannot be compared."""
+        """The diagnostics: none, as the classes of two tokenizers differ."""
         return ()
 
     def batch_spec(self, rows: int, seq: int) -> Batch:
-        """Nothing that states could be made of."""
+        """Returns the arrays for hidden states: none, they have other positions."""
         return {}
 
     def held_variables(self) -> Variables | None:
-        """The objective's own."""
+        """Returns the loaded variables of the objective, if any."""
         return self.objective.held_variables()
 
     def init(self, key: Array, variables: Variables | None) -> Variables:
-        """As the objective has them."""
+        """Returns the initial variables of the objective."""
         return self.objective.init(key, variables)
 
     def score(
@@ -72,18 +72,20 @@ class CrossTokenizerTeacher:
         split: bool,
         maps: Sequence[int] = (),
     ) -> Scored:
-        """One forward over the teacher's tokens.
+        """Runs one forward pass over the teacher's tokens.
 
         Raises:
-            ValueError: the batch has none, or states are asked for.
+            ValueError: the batch lacks them, or hidden states are requested.
         """
         missing = [name for name in RESPELLED if name not in batch]
         if missing or layers or maps:
             raise ValueError(
                 "a teacher across tokenizers needs batches that Retokenized made, and "
-                "its states stand at other positions than the student's; missing are "
-                f"{missing}, layers asked for are {[*layers, *maps]}"
+                "its states have other positions than the student's; missing are "
+                f"{missing}, layers requested are {[*layers, *maps]}"
             )
+        # The teacher's row is longer or shorter than the student's: positions and
+        # documents of its own, and spans that pair the two.
         tokens = batch["respelled_tokens"]
         own = {
             "tokens": tokens,

@@ -1,4 +1,4 @@
-"""An encoder that learns nothing by itself: only what a teacher's states say."""
+"""Hidden states of an encoder without a head, for either side of a distillation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from dew.typing import Batch, Variables
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EncoderStates(ModelObjective[Mean]):
-    """The states of a model without a head, every real token counting once.
+    """Hidden states of a model without a head, with every real token of weight one.
 
     For both sides of a distillation by hidden states and relations alone.
     """
@@ -24,13 +24,13 @@ class EncoderStates(ModelObjective[Mean]):
 
     @property
     def inputs(self) -> InputSpec:
-        """One row of tokens."""
+        """Shape and dtype of one row of tokens."""
         return {"tokens": jax.ShapeDtypeStruct((self.seq_len,), jnp.int32)}
 
     def loss(
         self, params: Variables, batch: Batch, step: Step
     ) -> tuple[Mean, Aux[None]]:
-        """Refuses: without a teacher there is nothing to learn.
+        """Refuses to compute a loss, which only a teacher can supply.
 
         Raises:
             TypeError: always.
@@ -46,7 +46,7 @@ class EncoderStates(ModelObjective[Mean]):
         train: bool,
         layers: Sequence[int] = (),
     ) -> tuple[Mean, Aux[None], Prediction]:
-        """Hidden states at every real token, with losses of zero and no logits."""
+        """Returns hidden states at every real token, with zero losses and no logits."""
         outputs, _ = self.forward(
             params, token_inputs(batch), step, train=train, layers=layers
         )
@@ -60,9 +60,9 @@ class EncoderStates(ModelObjective[Mean]):
 def mean_pooled(
     states: Float[Array, "batch seq embed"], mask: Bool[Array, "batch seq"]
 ) -> Float[Array, "batch embed"]:
-    """Unit embeddings of texts: the mean over real tokens, as sentence-transformers.
+    """Returns unit embeddings of texts: the mean over real tokens, normalised.
 
-    Reimers and Gurevych, "Sentence-BERT" (2019), section 3.
+    As sentence-transformers: Reimers and Gurevych, "Sentence-BERT" (2019), section 3.
     """
     seen = mask[..., None]
     summed = jnp.sum(jnp.where(seen, states.astype(jnp.float32), 0), axis=1)

@@ -1,4 +1,4 @@
-"""Distillation: a student learns what a teacher says of every token.
+"""Distillation: a student is trained on the scores of one or more teachers.
 
     objective = Distillation(
         student=CausalLM(source=small, seq_len=1024),
@@ -58,20 +58,44 @@ WHOLE_BYTES = 2**28
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Distillation(Objective[Mean, Any]):
-    """Terms between a student and its teachers, over the student's own positions.
+    """Loss terms between a student and its teachers, over the student's positions.
 
-    Teachers are held in the collection `teacher`: they get no gradient, no optimizer
-    state, no place in a checkpoint (their hash has) and none in an export. Leaves that
-    a teacher shares with what the student has frozen are kept once, as for the base
-    model of an adapter. Terms that are the student's alone (`CrossEntropy`) count once
-    whatever the teachers' weights are; `hidden`, `relations` and attention `maps` are
-    each matched with one teacher, states of unequal width by projectors that train
-    below `params/projectors`. `on_policy` lets the student write some of the rows.
+    Teachers are in the collection `teacher`: they get no gradient, no optimizer state,
+    no place in a checkpoint (which records their hash) and none in an export. Leaves
+    that a teacher shares with the student's frozen ones are stored once, as for the
+    base model of an adapter. Terms of the student alone (`CrossEntropy`) count once
+    whatever the teachers' weights are. A term over hidden states or attention is
+    computed with the one teacher that it names; hidden states of unequal width are
+    matched by projectors that train below `params/projectors`.
 
-    `per` averages over tokens, or over sequences of any length. `chunk` takes so many
-    positions at a time, so that neither side's logits are ever whole; `auto` does that
-    where they would be large. `measures` None watches all that the first teacher can
-    be watched by; () watches nothing and saves their time.
+    Attributes:
+        student: the objective that is trained, and whose positions count.
+        teacher: the first teacher, which the diagnostics are computed against; an
+            objective runs in the step as a `ModelTeacher`.
+        others: further teachers, each with a weight of its own.
+        terms: the losses, over logits, hidden states or attention.
+        on_policy: the sampling of some rows by the student, if any.
+        measures: the diagnostics; None computes all that the first teacher supports,
+            () computes none and saves their time.
+        per: whether the loss is a mean over tokens, or over sequences of any length.
+        chunk: positions at a time, so that neither side's logits are ever whole;
+            `auto` chunks where they would be large.
+        causal: whether relations and attention are compared for earlier keys only.
+        ema: the average that is kept; the student's where it is None.
+
+    Raises:
+        ValueError: terms, teachers and options do not fit together; all faults are
+            named.
+
+    >>> import dew
+    >>> from dew.losses import CrossEntropy, ForwardKL
+    >>> from dew.objectives import CausalLM
+    >>> model = CausalLM(source=dew.load(FOLDER), seq_len=8)
+    >>> terms = (ForwardKL(temperature=2.0), CrossEntropy(weight=0.5))
+    >>> objective = Distillation(student=model, teacher=model, terms=terms)
+    >>> [type(term).__name__ for term in objective.diagnostics]
+    ['ForwardKL', 'Agreement', 'MassOnTop', 'EntropyGap', 'TeacherCrossEntropy', \
+'CrossEntropy']
     """
 
     student: Objective[Any, Any]
@@ -117,22 +141,22 @@ class Distillation(Objective[Mean, Any]):
 
     @property
     def inputs(self) -> InputSpec:
-        """The student's."""
+        """Shapes and dtypes of one example of the student."""
         return self.student.inputs
 
     @property
     def bank_sites(self) -> tuple[DecoderBank, ...]:
-        """The student's."""
+        """The scanned block stacks of the student, usually none."""
         return self.student.bank_sites
 
     @cached_property
     def teachers(self) -> tuple[Teacher, ...]:
-        """All of them; the first is the one that is measured."""
+        """All teachers; the first is the one that diagnostics are computed against."""
         return (as_teacher(self.teacher), *self.others)
 
     @cached_property
     def diagnostics(self) -> tuple[Term, ...]:
-        """The measures, without those that are terms at weight 1 anyway."""
+        """Terms that are logged under `watch/` and have no part in the loss."""
         if self.measures is not None:
             return self.measures
         measures = (*self.teachers[0].measures, CrossEntropy())
@@ -164,31 +188,31 @@ class Distillation(Objective[Mean, Any]):
         ]
 
     def held_variables(self) -> Variables | None:
-        """What the student starts from, and every teacher's weights."""
+        """Returns the loaded variables of the student and of every teacher."""
         student = self.student.held_variables() or {}
         supplied = {
             str(i): drop_paths(held, self._shared_leaves[i])
             for i, teacher in enumerate(self.teachers)
             if (held := teacher.held_variables()) is not None
         }
-        whole = {**student, **({TEACHER: supplied} if supplied else {})}
-        return whole or None
+        variables = {**student, **({TEACHER: supplied} if supplied else {})}
+        return variables or None
 
     def init(self, key: jax.Array, variables: Variables | None = None) -> Variables:
-        """The student's variables, its projectors, and the teachers held."""
+        """Returns the variables of the student, its projectors and the teachers."""
         given = self.held_variables() if variables is None else variables
         given = dict(given or {})
         supplied = given.pop(TEACHER, {})
         student_key, teacher_key, map_key = jax.random.split(key, 3)
-        made = dict(self.student.init(student_key, given or None))
+        student = dict(self.student.init(student_key, given or None))
         held = {}
         for i, teacher in enumerate(self.teachers):
             drawn = jax.random.fold_in(teacher_key, i)
             variables = teacher.init(drawn, supplied.get(str(i)))
             if variables:
                 held[str(i)] = dict(variables)
-        whole = {**made, **({TEACHER: held} if held else {})}
-        return self._with_projectors(whole, map_key)
+        both = {**student, **({TEACHER: held} if held else {})}
+        return self._with_projectors(both, map_key)
 
     def loss(
         self, params: Variables, batch: Batch, step: Step
@@ -221,15 +245,15 @@ class Distillation(Objective[Mean, Any]):
         return Mean(total, mass), replace(aux, metrics={**metrics, **aux.metrics})
 
     def evaluate(self, params: Variables, batch: Batch, step: Step) -> Artifacts | None:
-        """What the student's own objective makes of it."""
+        """Returns the evaluation of the student's own objective."""
         return self.student.evaluate(student_variables(params), batch, step)
 
     def apply_effects(self, variables: Variables, effects: Any) -> Variables:
-        """As the student's objective applies them."""
+        """Returns the collections that the student's objective replaces."""
         return self.student.apply_effects(student_variables(variables), effects)
 
     def pipeline(self, state: TrainState, *, ema: bool = True) -> Task:
-        """The student's task; teachers and projectors are left behind."""
+        """Returns the student's task, without teachers and projectors."""
         averaged = None if state.ema is None else student_variables(state.ema)
         student = replace(
             state, variables=student_variables(state.variables), ema=averaged
@@ -237,7 +261,7 @@ class Distillation(Objective[Mean, Any]):
         return self.student.pipeline(student, ema=ema)
 
     def teacher_variables(self, params: Variables, i: int) -> Variables:
-        """A teacher's whole variables, with what it borrows from the student's."""
+        """Returns a teacher's variables, with the leaves it shares with the student."""
         held = params.get(TEACHER, {}).get(str(i), {})
         borrowed = self._shared_leaves[i]
         if not borrowed:
@@ -247,7 +271,7 @@ class Distillation(Objective[Mean, Any]):
 
     @cached_property
     def _shared_leaves(self) -> tuple[frozenset[Path], ...]:
-        """Of each teacher, the paths of leaves that the student holds frozen anyway."""
+        """For each teacher, the paths of leaves that the student has frozen anyway."""
         return shared_leaves(self.student, self.teachers)
 
     @cached_property
@@ -269,12 +293,12 @@ class Distillation(Objective[Mean, Any]):
         if self.on_policy is None or not isinstance(self.student, Splittable):
             return batch, {}
         source, variables = self.student.splits(student_variables(params))
-        return self.on_policy.mixed(source, variables, batch, step)
+        return self.on_policy.sample_rows(source, variables, batch, step)
 
     def _score_student(
         self, params: Variables, batch: Batch, step: Step, *, split: bool
     ) -> tuple[Scored, Aux[Any]]:
-        """Runs the student in training; its weights average as `per` says."""
+        """Runs the student in training; weighted for the mean that `per` names."""
         scored, aux = score(
             self.student,
             student_variables(params),
@@ -304,7 +328,7 @@ class Distillation(Objective[Mean, Any]):
         )
 
     def _chunk(self, batch: Batch) -> int | None:
-        """How many positions at a time, None for all at once without `unembed`."""
+        """Returns how many positions are scored at a time, None for all at once."""
         if self.chunk != "auto":
             return self.chunk
         if not self._splits or any(t.whole_sequence for t in self._logit_terms):
@@ -317,7 +341,7 @@ class Distillation(Objective[Mean, Any]):
 
     @cached_property
     def _vocab(self) -> int:
-        """How many rows the student's logits have."""
+        """The number of classes in the student's logits, padding included."""
         tokens = {name: _rows(spec) for name, spec in self.inputs.items()}
 
         def logits() -> Array:
@@ -419,7 +443,7 @@ def _by_layer(
 
 
 def _start() -> Step:
-    """A step for looking at shapes."""
+    """Returns a first step, for the evaluation of shapes."""
     return Step(step=jnp.int32(0), key=jax.random.key(0))
 
 

@@ -1,4 +1,4 @@
-"""Rows that the student wrote itself: prompts of the data, and its continuations."""
+"""On-policy distillation: some rows are sampled from the student in the step."""
 
 from dataclasses import dataclass
 
@@ -15,24 +15,29 @@ from dew.tasks.generation import generate_tokens
 from dew.typing import Batch, Variables
 
 SALT = 0x0D15
-"""Sets the draws apart from those that dropout makes of the same key."""
+"""Folded into the step's key, so that samples do not repeat dropout's draws."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnPolicy:
-    """Lets the student continue some rows of every batch, with the weights of the step.
+    """Replaces some rows of every batch by continuations that the student samples.
 
-    Each row is its own coin of `rate`; coins and samples follow from the step's key
-    alone, so a resumed run draws what an uninterrupted one does. A prompt is what comes
-    before the row's first token of `loss_mask`, or without one all but `new_tokens` of
-    the row; of packed rows it is the document that it ends in. Only what was sampled
-    counts, up to and with the first end token, and no gradient goes through sampling:
-    Agarwal et al., "On-Policy Distillation of Language Models: Learning from
-    Self-Generated Mistakes" (2024), algorithm 1, which throws one coin for a whole
-    batch.
+    Each row is replaced with probability `rate`, independently. Choices and samples
+    follow from the step's key alone, so a resumed run draws what an uninterrupted one
+    does. The prompt is the part of a row before its first token of `loss_mask`, or
+    without one all but the last `new_tokens`; of a packed row it is the document at
+    that place. Only sampled tokens count, up to and with the first end token, and no
+    gradient flows through sampling: Agarwal et al., "On-Policy Distillation of Language
+    Models: Learning from Self-Generated Mistakes" (2024), algorithm 1, which makes one
+    choice for a whole batch.
 
-    Every row is sampled whatever its coin says, for a compiled step has one shape; only
-    batches without any are spared.
+    Every row is sampled, chosen or not, because a compiled step has one shape; only a
+    batch with no chosen row skips sampling.
+
+    Attributes:
+        rate: the probability of a row to be replaced, from 0 to 1.
+        new_tokens: how many tokens are sampled at most.
+        temperature: of the student's distribution when sampling.
     """
 
     rate: Schedule
@@ -47,10 +52,10 @@ class OnPolicy:
                 f"OnPolicy.new_tokens must be at least 1, got {self.new_tokens}"
             )
 
-    def mixed(
+    def sample_rows(
         self, source: Source, variables: Variables, batch: Batch, step: Step
     ) -> tuple[Batch, dict[str, Mean]]:
-        """The batch with its sampled rows, and how much was sampled.
+        """Returns the batch with its sampled rows, and counts of what was sampled.
 
         Raises:
             ValueError: the rows have no room for a prompt before `new_tokens`.
@@ -73,7 +78,7 @@ class OnPolicy:
                 source.model,
                 lax.stop_gradient(variables),
                 tokens,
-                # A prompt of nothing is never chosen; it must only not be empty.
+                # An empty prompt is never chosen, but attention needs one token.
                 real | ~jnp.any(real, axis=1, keepdims=True),
                 new_tokens=self.new_tokens,
                 ends=source.eos_ids,
@@ -81,55 +86,62 @@ class OnPolicy:
                 key=draws,
             )
 
-        def nothing() -> Array:
+        def zeros() -> Array:
             return jnp.zeros((rows, self.new_tokens), jnp.int32)
 
-        new = lax.cond(jnp.any(chosen), sample, nothing)
-        written = _written(tokens, real, new, source.eos_ids)
+        new = lax.cond(jnp.any(chosen), sample, zeros)
+        completed = _completed_rows(tokens, real, new, source.eos_ids)
         reports = {
             "on_policy/rows": Mean(_count(chosen), jnp.float32(rows)),
             "on_policy/new_tokens": Mean(
-                _count(written["loss_mask"] & chosen[:, None]), _count(chosen)
+                _count(completed["loss_mask"] & chosen[:, None]), _count(chosen)
             ),
         }
-        return _replaced(batch, written, chosen), reports
+        return _replace_rows(batch, completed, chosen), reports
 
     def _prompts(
         self, batch: Batch
     ) -> tuple[Int[Array, "batch prompt"], Bool[Array, "batch prompt"]]:
-        """Prompts laid against the right, and which of their tokens are real."""
+        """Returns prompts padded on the left, and True for their real tokens."""
         rows, seq = batch["tokens"].shape
         width = seq - self.new_tokens
         ends = jnp.full((rows,), width)
+        # argmax is the first True. A row without any has an end of 0, hence an empty
+        # prompt, and is not chosen.
         if "loss_mask" in batch:
             ends = jnp.argmax(batch["loss_mask"].astype(bool), axis=1)
-        at_ = jnp.arange(width)[None] + (ends - width)[:, None]
-        inside, at_ = at_ >= 0, jnp.maximum(at_, 0)
-        real = inside & jnp.take_along_axis(real_tokens(batch), at_, axis=1)
+        # Column j of the prompt is column j + end - width of the row: all prompts end
+        # in the last column, where generation starts. Before the row there is padding.
+        column = jnp.arange(width)[None] + (ends - width)[:, None]
+        inside, column = column >= 0, jnp.maximum(column, 0)
+        real = inside & jnp.take_along_axis(real_tokens(batch), column, axis=1)
         if "segment_ids" in batch:
-            segments = jnp.take_along_axis(batch["segment_ids"], at_, axis=1)
+            segments = jnp.take_along_axis(batch["segment_ids"], column, axis=1)
+            # Earlier documents of a packed row are no part of the prompt.
             real &= segments == segments[:, -1:]
-        tokens = jnp.take_along_axis(batch["tokens"], at_, axis=1)
+        tokens = jnp.take_along_axis(batch["tokens"], column, axis=1)
         return jnp.where(real, tokens, 0).astype(jnp.int32), real
 
 
-def _written(
+def _completed_rows(
     prompt: Int[Array, "batch prompt"],
     real: Bool[Array, "batch prompt"],
     new: Int[Array, "batch new"],
     ends: tuple[int, ...],
 ) -> dict[str, Array]:
-    """Rows of one document each, from the left: its prompt, what was sampled, padding.
+    """Returns rows of one document each: prompt, sampled tokens, padding.
 
-    An end token is told by being the first one sampled, never by being the padding's.
+    A row ends with its first sampled end token. Padding is found by position and never
+    by its token, which may be an end token itself.
     """
     is_end = jnp.isin(new, jnp.asarray(ends, jnp.int32)).astype(jnp.int32)
-    kept = jnp.cumsum(is_end, axis=1) - is_end == 0
+    # No end token before this one: true up to and with the first end token.
+    in_text = jnp.cumsum(is_end, axis=1) - is_end == 0
     row = jnp.concatenate([prompt, new], axis=1)
-    live = jnp.concatenate([real, kept], axis=1)
-    drawn = jnp.concatenate([jnp.zeros_like(real), kept], axis=1)
+    live = jnp.concatenate([real, in_text], axis=1)
+    drawn = jnp.concatenate([jnp.zeros_like(real), in_text], axis=1)
     seq = row.shape[1]
-    # Real tokens stand in one stretch, so moving the row moves them all.
+    # Real tokens are contiguous, so one shift per row moves the text to the left.
     start = jnp.argmax(live, axis=1)[:, None]
     place = jnp.arange(seq)[None] + start
     inside, place = place < seq, jnp.minimum(place, seq - 1)
@@ -144,18 +156,20 @@ def _written(
     }
 
 
-def _replaced(
-    batch: Batch, written: dict[str, Array], chosen: Bool[Array, " batch"]
+def _replace_rows(
+    batch: Batch, rows: dict[str, Array], chosen: Bool[Array, " batch"]
 ) -> Batch:
-    """The batch with the chosen rows replaced; masks are added where it had none."""
+    """Returns the batch with the chosen rows replaced, adding masks if it had none."""
     everything = jnp.ones(batch["tokens"].shape, bool)
-    whole = {"mask": everything, "loss_mask": everything, **batch}
+    complete = {"mask": everything, "loss_mask": everything, **batch}
     new = {
-        name: jnp.where(chosen[:, None], leaf.astype(whole[name].dtype), whole[name])
-        for name, leaf in written.items()
-        if name in whole
+        name: jnp.where(
+            chosen[:, None], leaf.astype(complete[name].dtype), complete[name]
+        )
+        for name, leaf in rows.items()
+        if name in complete
     }
-    return {**whole, **new}
+    return {**complete, **new}
 
 
 def _count(flags: Bool[Array, "..."]) -> Array:

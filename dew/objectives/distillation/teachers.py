@@ -1,7 +1,7 @@
-"""Teachers by where they run: in the step, or before it with scores in the batch.
+"""Teachers that run inside the training step, or before it with scores in the batch.
 
-All give a loss the same: scores of every position in one form or another, and the
-hidden states it asked for. No gradient reaches any of them.
+Each gives a loss scores of every position in some form, and the hidden states that
+the terms compare. No gradient reaches any of them.
 """
 
 from collections.abc import Sequence
@@ -33,14 +33,14 @@ from dew.typing import Batch, Variables
 
 @runtime_checkable
 class Teacher(Protocol):
-    """Something that scores batches and never learns.
+    """A source of scores for batches, which is not trained.
 
-    `weight` multiplies all that is learned from it.
+    Implemented by `ModelTeacher`, `PrecomputedTeacher` and `CrossTokenizerTeacher`.
     """
 
     @property
     def weight(self) -> Schedule:
-        """What it counts for among several teachers."""
+        """The factor of all terms with this teacher, except the student's own."""
         ...
 
     @property
@@ -50,29 +50,29 @@ class Teacher(Protocol):
 
     @property
     def supports_chunking(self) -> bool:
-        """Whether it can be scored a chunk of the sequence at a time."""
+        """Whether its scores can be computed a chunk of the sequence at a time."""
         ...
 
     @property
     def scores_any_tokens(self) -> bool:
-        """Whether it can score tokens that the batch did not come with."""
+        """Whether it can score tokens that are sampled in the step."""
         ...
 
     @property
     def measures(self) -> tuple[Term, ...]:
-        """What can be watched against it, as terms of no weight."""
+        """The diagnostics that its scores support, as terms of weight zero."""
         ...
 
     def batch_spec(self, rows: int, seq: int) -> Batch:
-        """What a batch must have for it, as shapes to plan with."""
+        """Returns shapes of the arrays that a batch must have beside the text."""
         ...
 
     def held_variables(self) -> Variables | None:
-        """The weights it was loaded with, if it has any here."""
+        """Returns the weights that it was loaded with, None where it has none here."""
         ...
 
     def init(self, key: Array, variables: Variables | None) -> Variables:
-        """The variables it scores with; empty where it runs elsewhere."""
+        """Returns the variables that it scores with; empty where it runs elsewhere."""
         ...
 
     def score(
@@ -85,20 +85,35 @@ class Teacher(Protocol):
         split: bool,
         maps: Sequence[int] = (),
     ) -> Scored:
-        """Scores every position; `split` puts the logits off to the chunks.
+        """Returns the scores of every position, without a gradient.
 
-        `layers` and `maps` are the blocks whose states and attention are asked for.
+        Args:
+            variables: what `init` returned.
+            batch: the student's batch, with the arrays of `batch_spec`.
+            step: the current step.
+            layers: blocks whose hidden states are compared.
+            split: whether logits may be computed chunk by chunk later.
+            maps: blocks whose attention scores are compared.
+
+        Raises:
+            ValueError: it cannot give what is requested from this batch.
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ModelTeacher:
-    """A teacher that runs in the step: any objective of ours that scores tokens.
+    """A teacher that runs inside the training step: any objective that scores tokens.
 
-    A lowered torch module is one by its source. With `vocabulary` it reads and scores
-    its own tokens: those of the student are looked up first, and one that the teacher
-    lacks, which can only be an added special, is read as its token 0.
+    The source of the objective may be a lowered torch module. With `vocabulary` it
+    reads and scores its own tokens: those of the student are mapped first, and one that
+    the teacher lacks, which can only be an added special, becomes its token 0.
+
+    Attributes:
+        objective: the objective whose forward pass scores the batch.
+        vocabulary: the map between the two vocabularies, None where rows are equal.
+        weight: the factor of all terms with this teacher.
+        top: how many of the teacher's likeliest tokens `MassOnTop` measures.
     """
 
     objective: Objective[Any, Any]
@@ -113,32 +128,32 @@ class ModelTeacher:
 
     @property
     def supports_chunking(self) -> bool:
-        """Whether the objective gives final states and their unembedding apart."""
+        """Whether the objective separates hidden states from their unembedding."""
         return isinstance(self.objective, Splittable)
 
     @property
     def scores_any_tokens(self) -> bool:
-        """It runs there."""
+        """Whether it scores sampled tokens: yes, it runs in the step."""
         return True
 
     @property
     def measures(self) -> tuple[Term, ...]:
-        """All there are."""
-        known = (Agreement(), MassOnTop(k=self.top), EntropyGap())
+        """The diagnostics against dense logits, by the kind of vocabulary."""
+        terms = (Agreement(), MassOnTop(k=self.top), EntropyGap())
         if self.vocabulary is not None and self.vocabulary.kind != "identical":
-            return (ForwardKL(), *known)
-        return (ForwardKL(), *known, TeacherCrossEntropy())
+            return (ForwardKL(), *terms)
+        return (ForwardKL(), *terms, TeacherCrossEntropy())
 
     def batch_spec(self, rows: int, seq: int) -> Batch:
-        """Nothing but the text."""
+        """Returns the arrays it needs beside the text: none."""
         return {}
 
     def held_variables(self) -> Variables | None:
-        """The objective's own."""
+        """Returns the loaded variables of the objective, if any."""
         return self.objective.held_variables()
 
     def init(self, key: Array, variables: Variables | None) -> Variables:
-        """As the objective has them."""
+        """Returns the initial variables of the objective."""
         return self.objective.init(key, variables)
 
     def score(
@@ -151,7 +166,7 @@ class ModelTeacher:
         split: bool,
         maps: Sequence[int] = (),
     ) -> Scored:
-        """One forward without dropout."""
+        """Runs one forward pass without dropout or gradient."""
         return score(
             self.objective,
             lax.stop_gradient(variables),
@@ -165,7 +180,7 @@ class ModelTeacher:
         )[0]
 
     def _own(self, batch: Batch) -> Batch:
-        """The batch in the teacher's tokens."""
+        """Returns the batch in the teacher's tokens."""
         if self.vocabulary is None or self.vocabulary.kind in ("identical", "padded"):
             return batch
         theirs = self.vocabulary.teacher_tokens(batch["tokens"])
@@ -182,7 +197,7 @@ FORMS = {"top_k": TopKScores, "sampled": SampledScores, "logits": DenseScores}
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PrecomputedTeacher:
-    """A teacher that has scored the batch before: a cache, or a live torch module.
+    """A teacher that scored the batch before the step: a cache or a live torch module.
 
     The batch holds `teacher_ids` and `teacher_log_probs` [batch, seq, k] with
     `teacher_tail` [batch, seq] (`top_k`), `teacher_ids` and `teacher_weights` [batch,
@@ -213,17 +228,17 @@ class PrecomputedTeacher:
 
     @property
     def supports_chunking(self) -> bool:
-        """MaterialisedScores scores are cut along the sequence as they are."""
+        """Whether scores can be chunked: yes, stored ones are cut as they are."""
         return True
 
     @property
     def scores_any_tokens(self) -> bool:
-        """It has scored the batch's own tokens and no others."""
+        """Whether it scores sampled tokens: no, only those of the data."""
         return False
 
     @property
     def measures(self) -> tuple[Term, ...]:
-        """What the policy keeps enough for; all at the temperature of the scores."""
+        """The diagnostics that stored scores support, at their temperature."""
         if self.policy == "sampled":
             return ()
         kl = ForwardKL(temperature=self.temperature, t_squared=False)
@@ -233,7 +248,7 @@ class PrecomputedTeacher:
         return (kl, Agreement(), *mass, EntropyGap())
 
     def batch_spec(self, rows: int, seq: int) -> Batch:
-        """Its scores, of one class where their number does not matter, and states."""
+        """Returns shapes of its scores, of one class each, and of its hidden states."""
         made: dict[str, Any] = {
             name: jax.ShapeDtypeStruct(
                 (rows, seq, 1), jnp.int32 if name == IDS else F32
@@ -249,17 +264,17 @@ class PrecomputedTeacher:
 
     @property
     def _needed(self) -> tuple[str, ...]:
-        """The arrays that the policy reads."""
+        """The names of the arrays that the policy reads."""
         if self.policy == "logits":
             return (LOGITS,)
         return (IDS, LOG_PROBS, TAIL) if self.policy == "top_k" else (IDS, WEIGHTS)
 
     def held_variables(self) -> None:
-        """It has none here."""
+        """Returns no variables: scores arrive with the batch."""
         return None
 
     def init(self, key: Array, variables: Variables | None) -> Variables:
-        """It has none here."""
+        """Returns no variables: scores arrive with the batch."""
         return {}
 
     def score(
@@ -272,20 +287,21 @@ class PrecomputedTeacher:
         split: bool,
         maps: Sequence[int] = (),
     ) -> Scored:
-        """What the batch brings.
+        """Returns the scores and hidden states that the batch contains.
 
         Raises:
-            ValueError: it lacks an array, or states are asked of it that it has not.
+            ValueError: the batch lacks an array, or states of other layers or
+                attention are requested.
         """
         needed = self._needed
-        kept = [hidden_name(i) for i in range(len(self.layers))]
-        missing = [name for name in (*needed, *kept) if name not in batch]
-        lost = [layer for layer in layers if layer not in self.layers]
-        if missing or lost or maps:
+        states = [hidden_name(i) for i in range(len(self.layers))]
+        missing = [name for name in (*needed, *states) if name not in batch]
+        unstored = [layer for layer in layers if layer not in self.layers]
+        if missing or unstored or maps:
             raise ValueError(
                 f"a teacher that scored before the step ({self.policy}) needs "
-                f"{', '.join((*needed, *kept))} in the batch and keeps no attention; "
-                f"missing are {missing}; of the layers asked for, {list(layers)}, it "
+                f"{', '.join((*needed, *states))} in the batch and keeps no attention; "
+                f"missing are {missing}; of the layers requested, {list(layers)}, it "
                 f"has {list(self.layers)}"
             )
         arrays = [lax.stop_gradient(jnp.asarray(batch[name])) for name in needed]
@@ -306,12 +322,12 @@ class PrecomputedTeacher:
 
 
 def hidden_name(place: int) -> str:
-    """What a batch calls the states of the teacher's block at a place in `layers`."""
+    """Returns the batch key of the states of the block at a place in `layers`."""
     return f"teacher_hidden_{place}"
 
 
 def as_teacher(teacher: Objective[Any, Any] | Teacher) -> Teacher:
-    """An objective runs in the step; anything else is a teacher already."""
+    """Returns an objective as a teacher in the step, and a teacher as it is."""
     if isinstance(teacher, Objective):
         return ModelTeacher(objective=teacher)
     return teacher
@@ -325,9 +341,12 @@ def scores_of(
     key: Array | None,
     temperature: float = 1.0,
 ) -> dict[str, Array]:
-    """A teacher's logits as the arrays of a batch that `PrecomputedTeacher` reads.
+    """Returns a teacher's logits as the arrays that `PrecomputedTeacher` reads.
 
-    `k` classes are kept, or drawn with `key`.
+    The `k` likeliest classes are kept, or `k` classes drawn with `key`.
+
+    Raises:
+        ValueError: classes are to be drawn, and `key` is None.
     """
     if policy == "top_k":
         kept = top_k(logits, k, temperature=temperature)

@@ -1,4 +1,4 @@
-"""Where in a distillation's variables the student, teachers and projectors lie."""
+"""The places of student, teachers and projectors in a distillation's variables."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,25 +11,25 @@ from dew.tree import FROZEN, flatten, unflatten
 from dew.typing import Path, Variables
 
 TEACHER = "teacher"
-"""The collection that teachers' variables are held in, each under its number."""
+"""The collection of the teachers' variables, each under its number."""
 
 PROJECTORS = "projectors"
-"""Where below `params` the maps between widths train; no export holds them."""
+"""The place below `params` of the trained projectors, which no export holds."""
 
 
 def student_variables(params: Variables) -> dict[str, Any]:
-    """The variables without teachers and projectors."""
-    kept = {name: tree for name, tree in params.items() if name != TEACHER}
-    if "params" in kept:
-        live = kept["params"].items()
-        kept["params"] = {name: tree for name, tree in live if name != PROJECTORS}
-    return kept
+    """Returns the variables without teachers and projectors."""
+    student = {name: tree for name, tree in params.items() if name != TEACHER}
+    if "params" in student:
+        live = student["params"].items()
+        student["params"] = {name: tree for name, tree in live if name != PROJECTORS}
+    return student
 
 
 def shared_leaves(
     student: Objective[Any, Any], teachers: Sequence[Teacher]
 ) -> tuple[frozenset[Path], ...]:
-    """Of each teacher, the paths of leaves that the student holds frozen anyway.
+    """Returns, for each teacher, the paths of leaves that the student has frozen.
 
     They must be the same arrays when loaded, and of one dtype in the step.
     """
@@ -40,18 +40,18 @@ def shared_leaves(
     ours = flatten(supplied)
     made = jax.eval_shape(student.init, key, supplied)
     frozen = flatten({"params": made.get(FROZEN, {})})
-    found = []
+    shared = []
     for teacher in teachers:
         theirs = flatten(teacher.held_variables() or {})
         same = [p for p in theirs if p in frozen and ours.get(p) is theirs[p]]
         cast = jax.eval_shape(teacher.init, key, unflatten(theirs)) if same else {}
-        kept = flatten(cast)
-        found.append(frozenset(p for p in same if kept[p].dtype == frozen[p].dtype))
-    return tuple(found)
+        in_step = {p: leaf.dtype for p, leaf in flatten(cast).items()}
+        shared.append(frozenset(p for p in same if in_step[p] == frozen[p].dtype))
+    return tuple(shared)
 
 
 def drop_paths(tree: Variables, paths: frozenset[Path]) -> Variables:
-    """The tree without the leaves at `paths`."""
+    """Returns the variables without the leaves at `paths`."""
     if not paths:
         return tree
     return unflatten({p: leaf for p, leaf in flatten(tree).items() if p not in paths})

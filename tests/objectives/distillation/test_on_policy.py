@@ -56,13 +56,13 @@ def step(key: int = 0) -> Step:
 
 def mixed(on_policy: OnPolicy, inputs: Any, key: int = 0) -> tuple[Any, Any]:
     source = student().source
-    run = jax.jit(lambda v, b, s: on_policy.mixed(source, v, b, s))
+    run = jax.jit(lambda v, b, s: on_policy.sample_rows(source, v, b, s))
     return jax.device_get(run(source.variables, inputs, step(key)))
 
 
 def test_a_rate_of_0_is_the_data_and_nothing_else() -> None:
     x = batch()
-    same, reports = OnPolicy(rate=0.0, new_tokens=3).mixed(
+    same, reports = OnPolicy(rate=0.0, new_tokens=3).sample_rows(
         student().source, {}, x, step()
     )
     assert same is x
@@ -207,7 +207,7 @@ def test_a_resumed_run_samples_what_an_uninterrupted_one_does(tmp_path: Path) ->
             "have scored the data, not what the student writes",
         ),
         (
-            lambda: OnPolicy(rate=0.5, new_tokens=6).mixed(
+            lambda: OnPolicy(rate=0.5, new_tokens=6).sample_rows(
                 student().source, {}, batch(), step()
             ),
             "must leave room for a prompt in rows of 6",
