@@ -1,3 +1,5 @@
 """Command line of dew: `main`, and one module per command."""
 
-from dew.cli.main import main as main
+from dew.cli.main import main
+
+__all__ = ["main"]
