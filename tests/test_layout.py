@@ -174,3 +174,29 @@ def test_orbax_is_imported_in_one_file() -> None:
         n for n, p in MODULES.items() if any(i.startswith("orbax") for i in imports(p))
     ]
     assert users == ["dew.training.checkpoint"]
+
+
+def _literal_tolerances(path: Path) -> list[int]:
+    """Lines where a tolerance is a number and not a name of the one table."""
+    lines = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        values: list[ast.expr] = []
+        if isinstance(node, ast.keyword) and node.arg in ("rtol", "atol", "abs", "rel"):
+            values = [node.value]
+        elif isinstance(node, ast.Compare):
+            values = node.comparators
+        lines += [
+            value.lineno
+            for value in values
+            if isinstance(value, ast.Constant)
+            and isinstance(value.value, float)
+            and 0 < value.value < 0.01
+        ]
+    return lines
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "tests").rglob("test_*.py")), ids=lambda path: path.stem
+)
+def test_tolerances_stand_in_the_one_table(path: Path) -> None:
+    assert not _literal_tolerances(path)

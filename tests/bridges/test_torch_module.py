@@ -16,7 +16,7 @@ from dew.bridges import (
     variables_of,
 )
 from tests.support import hf_models as hf
-from tests.support.tolerances import LOGITS, RTOL
+from tests.support.tolerances import ATOL, LOGITS, RTOL
 
 WEIGHT = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
 
@@ -44,11 +44,15 @@ def test_torch_differentiates_for_inputs_and_weights(module: torch.nn.Module) ->
     weight = torch.tensor(WEIGHT, requires_grad=True)
     out = module(x, power=3)["out"]
     want = reference(weight, x, 3)
-    torch.testing.assert_close(out, want, rtol=RTOL["float32"], atol=1e-6)
+    torch.testing.assert_close(
+        out, want, rtol=RTOL["float32"], atol=ATOL["small float32"]
+    )
     ours = torch.autograd.grad(out.square().sum(), [x, *module.parameters()])
     theirs = torch.autograd.grad(want.square().sum(), [x, weight])
     for left, right in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(left, right, rtol=RTOL["float32"], atol=1e-6)
+        torch.testing.assert_close(
+            left, right, rtol=RTOL["float32"], atol=ATOL["small float32"]
+        )
 
 
 def test_integers_come_out_and_carry_no_gradient(module: torch.nn.Module) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from dew.cli import main
 from tests.support import hf_models as hf
+from tests.support.tolerances import ATOL, RTOL
 
 ROOT = Path(__file__).parents[2]
 
@@ -104,7 +105,9 @@ def test_the_first_loss_is_the_one_transformers_gives(
         ).loss
     certificate = json.loads((run / "export" / "certificate.json").read_text())
     # The difference seen is 0.
-    assert certificate["run"]["losses"][0] == pytest.approx(float(want), abs=1e-5)
+    assert certificate["run"]["losses"][0] == pytest.approx(
+        float(want), abs=ATOL["float32"]
+    )
 
 
 def _tokenizer(model: Path) -> Any:
@@ -121,7 +124,7 @@ def test_a_run_is_taken_wherever_a_model_is(
     kept = json.loads((run / "export" / "certificate.json").read_text())
     after = kept["run"]["eval"]["after"]["perplexity"]
     # Batches of another size sum in another order.
-    assert printed(capsys)["perplexity"] == pytest.approx(after, rel=1e-5)
+    assert printed(capsys)["perplexity"] == pytest.approx(after, rel=RTOL["float32"])
 
 
 def test_a_run_exports_from_its_checkpoint_what_it_exported_itself(
@@ -265,5 +268,5 @@ def test_two_processes_train_the_run_that_one_does(
     result = json.loads(launched.stdout)
     alone = json.loads((run / "export" / "certificate.json").read_text())["run"]
     # The largest difference seen is 8.7e-8.
-    np.testing.assert_allclose(result["losses"], alone["losses"], rtol=1e-5)
+    np.testing.assert_allclose(result["losses"], alone["losses"], rtol=RTOL["float32"])
     assert result["certificate"]["passed"]

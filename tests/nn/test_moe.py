@@ -14,7 +14,7 @@ from dew.nn.decoder import Decoder, Remat
 from dew.nn.moe import MixtureOfExperts
 from dew.nn.rope import Rope
 from tests.support.models import tiny_decoder
-from tests.support.tolerances import RTOL, assert_trees_close
+from tests.support.tolerances import ATOL, RTOL, assert_trees_close
 
 CASES = {
     "softmax": MoE(experts=4, top_k=2, dim=5),
@@ -86,7 +86,7 @@ def test_a_mixture_is_the_weighted_sum_over_chosen_experts(c: MoE) -> None:
     rows = np.asarray(x, np.float64).reshape(-1, 8)
     want = np.stack([mixed(row, c, variables["params"], bias) for row in rows])
     np.testing.assert_allclose(
-        got, want.reshape(x.shape), rtol=RTOL["float32"], atol=1e-5
+        got, want.reshape(x.shape), rtol=RTOL["float32"], atol=ATOL["float32"]
     )
 
 
@@ -134,7 +134,7 @@ def test_scanned_and_rematerialised_blocks_sow_the_same() -> None:
     rest = sown(False, "block"), sown(True, "block")
     assert set(first[1]) == {"qk", "routing"}
     for other in rest:
-        assert_trees_close(other, first, rtol=1e-4, atol=1e-5)
+        assert_trees_close(other, first, rtol=RTOL["reordered"], atol=ATOL["float32"])
 
 
 def test_the_maxima_are_those_of_the_visible_scores() -> None:
@@ -151,7 +151,9 @@ def test_the_maxima_are_those_of_the_visible_scores() -> None:
     k = np.einsum("kde,be->bkd", layer["attn"]["k"]["weight"], x)
     want = np.einsum("bhd,bkd->bh", q, k) / 2
     (got,) = updated["qk"]["layers"]["0"]["attn"]["max_logits"]
-    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        got, want, rtol=RTOL["reordered"], atol=ATOL["small float32"]
+    )
 
 
 @pytest.mark.parametrize(

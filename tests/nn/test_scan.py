@@ -58,7 +58,9 @@ def test_a_scan_has_the_logits_and_gradients_of_unrolled_blocks(
         )
         for model in (scanned, plain)
     )
-    assert_trees_close(got, want, rtol=RTOL["float32"], atol=1e-5 * largest(want))
+    assert_trees_close(
+        got, want, rtol=RTOL["float32"], atol=RTOL["float32"] * largest(want)
+    )
 
 
 def largest(tree: Any) -> float:

@@ -23,7 +23,7 @@ from dew.objectives.base import Step, scalar_loss
 from dew.objectives.causal_lm import CausalLM
 from dew.training.optimizers import adamw
 from examples.support.weights import cached
-from tests.support.tolerances import SMOLLM2
+from tests.support.tolerances import ATOL, SMOLLM2
 
 RATE, DECAY = 1e-4, 0.1
 
@@ -91,7 +91,7 @@ def in_torchs_names(source: Any, params: Any) -> dict[str, np.ndarray]:
 
 def test_the_loss_equals_transformers(gradients: dict[str, Any]) -> None:
     got, want = gradients["loss"]
-    assert got == pytest.approx(want, abs=1e-5)
+    assert got == pytest.approx(want, abs=ATOL["float32"])
 
 
 def test_gradients_equal_autograds_tensor_by_tensor(

@@ -11,7 +11,7 @@ import pytest
 from dew.training import optimizers
 from dew.training.qk_clip import qk_clip
 from dew.tree import flatten, select, unflatten
-from tests.support.tolerances import OPTIMIZER
+from tests.support.tolerances import OPTIMIZER, RTOL
 
 HEADS, KV_HEADS, DIM, WIDTH = 4, 2, 3, 6
 X = np.random.default_rng(9).normal(size=(5, 8, WIDTH))
@@ -117,8 +117,8 @@ def test_qk_clip_treats_latent_attention_by_its_nope_rows() -> None:
     ratio = {name: np.asarray(new[name]["bias"] / old[name]["bias"]) for name in "qk"}
     want_q = np.concatenate([gamma**0.5, gamma**0.5, gamma], axis=1)
     want_k = np.concatenate([gamma**0.5, gamma**0.5, gamma**0], axis=1)
-    np.testing.assert_allclose(ratio["q"], want_q, rtol=1e-5)
-    np.testing.assert_allclose(ratio["k"], want_k, rtol=1e-5)
+    np.testing.assert_allclose(ratio["q"], want_q, rtol=RTOL["float32"])
+    np.testing.assert_allclose(ratio["k"], want_k, rtol=RTOL["float32"])
 
 
 def test_qk_clip_steps_aside_without_statistics() -> None:

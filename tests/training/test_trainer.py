@@ -56,7 +56,7 @@ def test_losses_do_not_depend_on_the_number_of_devices(
     devices = jax.devices()[: axes.get("data", 1) * axes["fsdp"]]
     split = losses_of(2, mesh=make_mesh(**axes, devices=devices))
     # The largest difference seen is 8.3e-8.
-    np.testing.assert_allclose(split, trace[:2], rtol=1e-5)
+    np.testing.assert_allclose(split, trace[:2], rtol=RTOL["float32"])
 
 
 def test_a_resumed_run_goes_on_with_bit_equal_losses(
@@ -93,7 +93,7 @@ def test_evaluation_is_token_weighted_over_the_whole_set() -> None:
     first = seen.evaluations[0]
     assert first["held_out/tokens"] == 2 * 8 * 11
     assert first["held_out/perplexity"] == pytest.approx(
-        np.exp(first["held_out/nats_per_token"]), rel=1e-12
+        np.exp(first["held_out/nats_per_token"]), rel=RTOL["float64"]
     )
 
 
@@ -223,7 +223,7 @@ def test_fsdp_leaves_no_whole_copy_of_a_large_leaf() -> None:
 
 def test_losses_are_the_same_when_layers_are_split_as_well(trace: list[float]) -> None:
     split = losses_of(2, mesh=make_mesh(data=2, fsdp=2, tensor=2))
-    np.testing.assert_allclose(split, trace[:2], rtol=1e-5)
+    np.testing.assert_allclose(split, trace[:2], rtol=RTOL["float32"])
 
 
 def test_a_preview_reuses_the_scores_of_the_first_batch() -> None:
@@ -248,6 +248,7 @@ def test_the_profiler_leaves_a_trace(tmp_path: Path, trace: list[float]) -> None
 FULL_DISK = """
 import resource, sys
 from tests.support.runs import Checkpoints, Rows, trainer
+from tests.support.tolerances import RTOL
 resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
 run = trainer(checkpoints=Checkpoints(sys.argv[1], every=1), accumulation=1)
 try:

@@ -11,6 +11,7 @@ from dew.converters.load import load_native
 from dew.converters.surgery.prune_depth import prune_layers
 from dew.converters.surgery.prune_widths import Widths
 from tests.support import hf_models as hf
+from tests.support.tolerances import CUT
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +48,12 @@ def test_a_narrower_model_is_its_source_with_the_rest_silenced(
     cut = prune_layers(load_native(folder), (0, 1), tmp_path / "cut", widths)
     ids = hf.tokens()
     want = hf.torch_logits(silenced(folder, mlp, kv), ids)
-    assert hf.largest_difference(hf.torch_logits(hf.reloaded(cut), ids), want) < 2e-5
+    assert hf.largest_difference(hf.torch_logits(hf.reloaded(cut), ids), want) < CUT
     ours = load_native(cut)
     assert ours.config["intermediate_size"] == (mlp or 48)
     assert ours.config["num_key_value_heads"] == (kv or 4)
     assert ours.config["num_attention_heads"] == 2 * (kv or 4)
-    assert hf.largest_difference(ours.logits(ids), want) < 2e-5
+    assert hf.largest_difference(ours.logits(ids), want) < CUT
 
 
 def test_dimensions_of_the_hidden_states_are_cut_alike_everywhere(
@@ -80,7 +81,7 @@ def test_dimensions_of_the_hidden_states_are_cut_alike_everywhere(
         )
     ids = hf.tokens()
     want = hf.torch_logits(hf.reloaded(tmp_path / "cut"), ids)
-    assert hf.largest_difference(cut.logits(ids), want) < 2e-5
+    assert hf.largest_difference(cut.logits(ids), want) < CUT
 
 
 @pytest.mark.parametrize(

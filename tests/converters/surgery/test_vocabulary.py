@@ -19,7 +19,7 @@ from dew.objectives.causal_lm import CausalLM
 from dew.tree import flatten, unflatten
 from tests.converters.families.decoders import TINY
 from tests.support import hf_models as hf
-from tests.support.tolerances import FAMILY_GRADIENT, LOGITS, RTOL
+from tests.support.tolerances import FAMILY_GRADIENT, LOGITS, NEW_ROWS, RTOL
 
 NEW = ("<tool>", "<call>", "<end of call>")
 STEP = Step(jnp.int32(0), jax.random.key(0))
@@ -64,7 +64,7 @@ def test_transformers_resizes_to_the_same_rows(model: Path, grown: Path) -> None
             getattr(m, table)().weight.detach().numpy() for m in (ours, theirs)
         )
         # Torch draws around the mean with a variance of 1e-9 of the rows' own.
-        np.testing.assert_allclose(got, want, atol=1e-3 * np.abs(want).max())
+        np.testing.assert_allclose(got, want, atol=NEW_ROWS * np.abs(want).max())
 
 
 def test_the_grown_folder_says_in_torch_what_it_says_here(grown: Path) -> None:

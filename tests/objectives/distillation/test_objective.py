@@ -32,7 +32,7 @@ from dew.training.trainer import Trainer
 from dew.tree import flatten
 from tests.losses import reference as ref
 from tests.support.models import TEXT, loaded, tiny_decoder
-from tests.support.tolerances import RTOL
+from tests.support.tolerances import ATOL, RTOL
 
 START = {"step": jnp.int32(0), "key": jax.random.key(0)}
 
@@ -266,7 +266,9 @@ def test_drawn_scores_average_to_the_soft_cross_entropy() -> None:
     a, s = ref.log_softmax(np.asarray(z)), ref.log_softmax(logits(student(), x))
     want = (weights * -(np.exp(a) * s).sum(-1)).sum() / weights.sum()
     # 4,000 draws at each of ten positions: a standard error of about 0.005.
-    np.testing.assert_allclose(value(objective, {**x, **stored})[0], want, atol=0.03)
+    np.testing.assert_allclose(
+        value(objective, {**x, **stored})[0], want, atol=ATOL["drawn"]
+    )
 
 
 @pytest.mark.parametrize(

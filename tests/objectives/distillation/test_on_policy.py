@@ -23,7 +23,7 @@ from dew.training.trainer import Trainer
 from dew.tree import flatten
 from tests.losses import reference as ref
 from tests.support.models import TEXT, loaded, tiny_decoder
-from tests.support.tolerances import RTOL
+from tests.support.tolerances import ATOL, RTOL
 
 ENDS = (1, 4)
 ALWAYS = OnPolicy(rate=1.0, new_tokens=3)
@@ -151,7 +151,7 @@ def test_samples_are_drawn_from_the_students_own_distribution() -> None:
     want = np.exp(ref.log_softmax(np.asarray(said, np.float64)))
     share = np.bincount(got, minlength=11) / 4000
     # A standard error of at most 0.008.
-    np.testing.assert_allclose(share, want, atol=0.03)
+    np.testing.assert_allclose(share, want, atol=ATOL["drawn"])
 
 
 class Stream:
