@@ -12,6 +12,9 @@ Variables: TypeAlias = Mapping[str, Any]
 Batch: TypeAlias = Mapping[str, Any]
 """One training example set; beside arrays it may carry host values such as paths."""
 
+Position: TypeAlias = Mapping[str, Any]
+"""Position of a data stream, as JSON values: what `get_state` and `set_state` pass."""
+
 Path: TypeAlias = tuple[str, ...]
 """The dict keys above a leaf, from the root down."""
 

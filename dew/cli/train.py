@@ -16,7 +16,7 @@ from dew.converters.pretrained import Pretrained
 from dew.converters.surgery.vocabulary import pad_vocabulary
 from dew.data import Batches, Packing, evaluation_batches, training_batches
 from dew.nn.decoder import Decoder
-from dew.objectives.base import Objective
+from dew.objectives.base import AnyObjective
 from dew.objectives.metrics import token_metrics
 from dew.runs import RunFolder, TrainedModel
 from dew.training.checkpoint import Checkpoints
@@ -101,7 +101,7 @@ def text_batches(flags: TrainingFlags, source: Pretrained, console: Console) -> 
 
 def train(
     flags: TrainingFlags,
-    objective: Objective[Any, Any],
+    objective: AnyObjective,
     source: Pretrained,
     data: Iterator[Batch],
     *,
@@ -180,7 +180,7 @@ def _row_options(flags: TrainingFlags, source: Pretrained) -> _RowOptions:
 
 def _trainer(
     flags: TrainingFlags,
-    objective: Objective[Any, Any],
+    objective: AnyObjective,
     source: Pretrained,
     folder: RunFolder,
     console: Console,

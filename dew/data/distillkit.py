@@ -24,8 +24,8 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
-Real = Literal["float16", "bfloat16", "float32", "float64"]
-Power = int | Literal["sqrt", "exp"]
+FloatDtype = Literal["float16", "bfloat16", "float32", "float64"]
+PolynomialTerm = int | Literal["sqrt", "exp"]
 
 DTYPES: Mapping[str, np.dtype] = {
     "float16": np.dtype("<f2"),
@@ -40,7 +40,7 @@ CONFIG = "compression_config.yaml"
 class ResidualBin:
     """The format of `num_elements` residuals: the bits of each, and their scale."""
 
-    scale_dtype: Real
+    scale_dtype: FloatDtype
     element_bits: int
     num_elements: int
 
@@ -72,9 +72,9 @@ class Compression:
     d: int
     k: int
     exact_k: int
-    exact_dtype: Real = "float32"
-    polynomial_terms: tuple[Power, ...] = ()
-    term_dtype: Real = "float32"
+    exact_dtype: FloatDtype = "float32"
+    polynomial_terms: tuple[PolynomialTerm, ...] = ()
+    term_dtype: FloatDtype = "float32"
     residual_bins: tuple[ResidualBin, ...] = ()
     delta_encoding: bool = True
     error_diffusion: bool = False

@@ -12,6 +12,7 @@ import grain
 
 from dew.data.packing import STRATEGIES, Packing, Row, Strategy, fill
 from dew.data.tokenize import Tokens
+from dew.typing import Position
 
 
 class PackedRows(grain.IterDataset):
@@ -46,7 +47,7 @@ class _PackedRowsIterator(grain.DatasetIterator):
         self._strategy = strategy
         self._rows: Sequence[Sequence[Tokens]] = ()
         self._row = self._tokens = self._padding = 0
-        self._start: dict[str, Any] = {}
+        self._start: Position = {}
         self._seek({"parent": parent.get_state(), "skip": 0, "documents": 0})
 
     def __next__(self) -> Row:
@@ -69,7 +70,7 @@ class _PackedRowsIterator(grain.DatasetIterator):
             "padding": self._padding,
         }
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: Position) -> None:
         self._parent.set_state(state["window"]["parent"])
         self._seek(dict(state["window"]))
         self._tokens, self._padding = state["tokens"], state["padding"]
@@ -77,7 +78,7 @@ class _PackedRowsIterator(grain.DatasetIterator):
             self._open_window()
             self._row = state["row"]
 
-    def _seek(self, start: dict[str, Any]) -> None:
+    def _seek(self, start: Position) -> None:
         """Starts the next window at `start`, the parent's current position."""
         self._rows, self._row, self._next_start = (), 0, start
         skip = start["skip"]

@@ -7,6 +7,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from dew.data.token_spans import align_spans, byte_ends
+from dew.typing import Position
 
 RESPELLED = (
     "respelled_tokens",
@@ -35,7 +36,7 @@ class Positioned(Protocol):
         """Returns the position after the last batch."""
         ...
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: Position) -> None:
         """Moves to a position that `get_state` returned."""
         ...
 
@@ -84,7 +85,7 @@ class Retokenized(Iterator[dict[str, Any]]):
         """Returns the position of the student's batches."""
         return self._data.get_state()
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: Position) -> None:
         """Moves to a position that `get_state` returned."""
         self._data.set_state(state)
 

@@ -14,6 +14,7 @@ from jaxtyping import Int32
 from dew.data.packed_dataset import PackedRows
 from dew.data.packing import Packing, Row, fill
 from dew.data.tokenize import Encode
+from dew.typing import Position
 
 # Documents tokenized in one call.
 _GROUP = 16
@@ -67,7 +68,7 @@ class Batches(Iterator[PackedBatch]):
         """Returns the position after the last batch, as JSON can hold it."""
         return {"stream": self._identity, "position": self._iterator.get_state()}
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: Position) -> None:
         """Moves to a position that `get_state` gave, here or in another process.
 
         Raises:

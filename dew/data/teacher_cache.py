@@ -20,6 +20,8 @@ import grain
 import numpy as np
 from tokenizers import Tokenizer
 
+from dew.typing import Position
+
 MANIFEST = "manifest.json"
 VERSION = 1
 
@@ -102,7 +104,7 @@ class Manifest:
     binding: Binding
     shards: tuple[Shard, ...] = ()
     tokens: int = 0
-    position: Mapping[str, Any] | None = None
+    position: Position | None = None
     is_complete: bool = False
     version: int = VERSION
 
@@ -162,11 +164,11 @@ class CacheWriter:
             self.manifest.write(self.folder)
 
     @property
-    def position(self) -> Mapping[str, Any] | None:
+    def position(self) -> Position | None:
         """The data's position after the last written shard."""
         return self.manifest.position
 
-    def add(self, batch: Mapping[str, np.ndarray], position: Mapping[str, Any]) -> None:
+    def add(self, batch: Mapping[str, np.ndarray], position: Position) -> None:
         """Adds a batch of rows with scores; `position` is the data's position after it.
 
         Rows of padding only are left out.
@@ -181,12 +183,12 @@ class CacheWriter:
         if sum(map(len, self._rows)) >= self.shard_rows:
             self._flush(position, is_complete=False)
 
-    def close(self, position: Mapping[str, Any]) -> Manifest:
+    def close(self, position: Position) -> Manifest:
         """Writes the remaining rows and marks the cache as complete."""
         self._flush(position, is_complete=True)
         return self.manifest
 
-    def _flush(self, position: Mapping[str, Any], *, is_complete: bool) -> None:
+    def _flush(self, position: Position, *, is_complete: bool) -> None:
         shards, tokens = self.manifest.shards, self.manifest.tokens
         rows = np.concatenate([np.zeros(0, self.binding.row), *self._rows])
         self._rows = []
@@ -328,7 +330,7 @@ class CachedBatches(Iterator[dict[str, np.ndarray]]):
         """Returns the position after the last batch, as JSON values."""
         return {"stream": self._identity, "position": self._iterator.get_state()}
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: Position) -> None:
         """Moves to a position that `get_state` returned.
 
         Raises:

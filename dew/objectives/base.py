@@ -333,6 +333,10 @@ def _scalar(value: Any, objective: Objective[Any, Any]) -> jax.Array:
     return widen(array)
 
 
+AnyObjective: TypeAlias = Objective[Any, Any]
+"""An objective of any statistics and effects, as the training machinery takes it."""
+
+
 def scalar_loss(
     objective: Objective[Loss, Effects],
     variables: Variables,

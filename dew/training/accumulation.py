@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from dew.objectives.base import Aux, Mean, Objective, Step
+from dew.objectives.base import AnyObjective, Aux, Mean, Objective, Step
 from dew.state import TrainState, Window
 from dew.tree import array_text, flatten, merge, slashed, widen
 from dew.typing import Batch, Variables
@@ -27,7 +27,7 @@ class Evaluated(NamedTuple):
 
 
 def evaluate(
-    objective: Objective[Any, Any],
+    objective: AnyObjective,
     variables: Variables,
     batch: Batch,
     step: Step,
@@ -68,9 +68,7 @@ def _masked_gradient(gradient: Any, active: Array) -> Any:
     return jax.tree.map(lambda g: jnp.where(active, widen(g), 0), gradient)
 
 
-def pooled_gradient(
-    objective: Objective[Any, Any], state: TrainState, window: Window
-) -> Any:
+def pooled_gradient(objective: AnyObjective, state: TrainState, window: Window) -> Any:
     """Returns the gradient of a window's value by `params`, as of one large batch."""
     if window.replay is not None:
         return _replayed_gradient(objective, state, window)
@@ -84,7 +82,7 @@ def pooled_gradient(
 
 
 def replace_collections(
-    objective: Objective[Any, Any], variables: Variables, new: Variables | None
+    objective: AnyObjective, variables: Variables, new: Variables | None
 ) -> Variables:
     """Returns the variables with the collections in `new` replaced.
 
@@ -125,7 +123,7 @@ def _differences(name: str, old: Variables, new: Variables) -> list[str]:
     return faults
 
 
-def _as_mean(objective: Objective[Any, Any], stats: Any) -> Any:
+def _as_mean(objective: AnyObjective, stats: Any) -> Any:
     """Makes a plain scalar a `Mean` of unit mass; keeps other statistics."""
     if _has_own_reduction(objective):
         return stats
@@ -135,11 +133,11 @@ def _as_mean(objective: Objective[Any, Any], stats: Any) -> Any:
     return Mean(number, jnp.ones_like(number))
 
 
-def _has_own_reduction(objective: Objective[Any, Any]) -> bool:
+def _has_own_reduction(objective: AnyObjective) -> bool:
     return type(objective).reduce_loss is not Objective.reduce_loss
 
 
-def _is_linear(objective: Objective[Any, Any], stats: Any) -> bool:
+def _is_linear(objective: AnyObjective, stats: Any) -> bool:
     """Whether the gradients of such statistics add up without a replay."""
     return isinstance(stats, Mean) and not _has_own_reduction(objective)
 
@@ -151,7 +149,7 @@ def _numerator(stats: Mean) -> tuple[Array, Array]:
 
 
 def _replayed_gradient(
-    objective: Objective[Any, Any], state: TrainState, window: Window
+    objective: AnyObjective, state: TrainState, window: Window
 ) -> Any:
     """Sums the pullbacks of all microbatches under the pooled cotangent.
 

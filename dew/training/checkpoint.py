@@ -17,7 +17,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers as managers
 
-from dew.objectives.base import Objective
+from dew.objectives.base import AnyObjective
 from dew.state import TrainState
 from dew.tree import array_text, flatten, slashed, unflatten
 from dew.typing import Variables
@@ -114,7 +114,7 @@ class Checkpoints:
     def save(
         self,
         state: TrainState,
-        objective: Objective[Any, Any],
+        objective: AnyObjective,
         *,
         data: Mapping[str, object] | None,
         metrics: Mapping[str, float] | None = None,
@@ -150,7 +150,7 @@ class Checkpoints:
     def restore(
         self,
         state: TrainState,
-        objective: Objective[Any, Any],
+        objective: AnyObjective,
         *,
         step: int | None = None,
     ) -> tuple[TrainState, Any]:
@@ -271,14 +271,14 @@ class Checkpoints:
                 "or run: " + "; ".join(faults[:8]) + more
             )
 
-    def _hashes(self, objective: Objective[Any, Any]) -> dict[str, str]:
+    def _hashes(self, objective: AnyObjective) -> dict[str, str]:
         """Returns the content hashes of the leaves that the objective supplies."""
         if self._held is None:
             self._held = held_hashes(objective)
         return self._held
 
 
-def held_hashes(objective: Objective[Any, Any]) -> dict[str, str]:
+def held_hashes(objective: AnyObjective) -> dict[str, str]:
     """Returns the SHA-256 of each leaf of `held_variables` that never changes.
 
     Keys are the leaves' names in a checkpoint. The leaf is hashed as the run uses it:

@@ -1,19 +1,15 @@
 """Exponential moving average of a run's variables."""
 
-from typing import Any
-
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from dew.objectives.base import Objective
+from dew.objectives.base import AnyObjective
 from dew.state import TrainState
 from dew.tree import flatten, select, unflatten
 from dew.typing import Path, Variables
 
 
-def initial_average(
-    objective: Objective[Any, Any], variables: Variables
-) -> Variables | None:
+def initial_average(objective: AnyObjective, variables: Variables) -> Variables | None:
     """Selects the leaves to average, at their initial values; None without an EMA.
 
     Leaves of held collections never move, so their average would be a second copy: they
@@ -30,7 +26,7 @@ def initial_average(
 
 
 def next_average(
-    objective: Objective[Any, Any], state: TrainState, variables: Variables
+    objective: AnyObjective, state: TrainState, variables: Variables
 ) -> Variables | None:
     """Moves the average of a state one commit towards new variables.
 

@@ -9,7 +9,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
-from dew.objectives.base import Metric, Objective, Step
+from dew.objectives.base import AnyObjective, Metric, Step
 from dew.training.sharding import place_batch
 from dew.typing import Batch, Variables
 
@@ -26,7 +26,7 @@ class Evaluation:
 
 
 def run_evaluation(
-    objective: Objective[Any, Any],
+    objective: AnyObjective,
     variables: Variables,
     evaluation: Evaluation,
     *,
@@ -69,7 +69,7 @@ def run_evaluation(
     }
 
 
-def _check(objective: Objective[Any, Any], evaluation: Evaluation) -> None:
+def _check(objective: AnyObjective, evaluation: Evaluation) -> None:
     faults = [
         f"{name} reads {metric.reads.__name__}"
         for name, metric in evaluation.metrics.items()

@@ -15,7 +15,7 @@ import optax
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from dew.objectives.base import Initializer, Mean, Objective, Step
+from dew.objectives.base import AnyObjective, Initializer, Mean, Step
 from dew.state import Replay, TrainState, Window
 from dew.training.accumulation import (
     Evaluated,
@@ -71,7 +71,7 @@ class TrainStep:
     (True, 1)
     """
 
-    objective: Objective[Any, Any]
+    objective: AnyObjective
     optimizer: optax.GradientTransformation
     accumulation: int = 1
     max_rejections: int = 5

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path as FilePath
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -16,7 +16,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key
 
-from dew.objectives.base import Objective
+from dew.objectives.base import AnyObjective
 from dew.state import TrainState
 from dew.training.callbacks import Callback
 from dew.training.checkpoint import Checkpoints
@@ -73,7 +73,7 @@ class Trainer:
     3
     """
 
-    objective: Objective[Any, Any]
+    objective: AnyObjective
     optimizer: Optimizer | optax.GradientTransformation
     _: KW_ONLY
     key: Key[Array, ""]
