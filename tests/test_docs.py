@@ -117,7 +117,10 @@ def test_every_package_in_examples_has_a_reference_page() -> None:
 
 @pytest.mark.parametrize("package", FACES)
 def test_no_module_hides_a_public_name(package: Path) -> None:
-    # Importing a module sets it as an attribute of its package, over a lazy name.
+    # Importing a module sets it as an attribute of its package, over a lazy name. An
+    # eager import binds the name again right after.
+    if "lazy_api_imports" not in (package / "__init__.py").read_text(encoding="utf-8"):
+        return
     name = ".".join(package.relative_to(ROOT).parts)
     name = name if name.startswith("dew") else f"dew.{name}"
     public = importlib.import_module(name).__all__

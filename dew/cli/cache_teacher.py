@@ -78,7 +78,7 @@ class CacheTeacher:
     """Print one JSON object and no table."""
 
     def run(self) -> int:
-        """Scores, writes and reports."""
+        """Scores the text with the teacher, writes the cache and prints its figures."""
         console = Console(stderr=True)
         if bool(self.data) == bool(self.captured):
             raise ValueError("give --data or --captured, and not both")

@@ -150,7 +150,7 @@ class TVD(Divergence):
     def between(
         self, a: LogProbs, s: LogProbs, step: int | Int[Array, ""] = 0
     ) -> Float[Array, "*batch"]:
-        """Total variation distance."""
+        """Total variation distance of the two distributions, between 0 and 1."""
         return jnp.sum(jnp.abs(jnp.exp(a) - jnp.exp(s)), axis=-1) / 2
 
 

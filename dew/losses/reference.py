@@ -33,7 +33,7 @@ def reference(
 
 
 def log_softmax(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
-    """Log-probabilities."""
+    """Log-probabilities of the logits, in float64."""
     scaled = logits / temperature
     peak = scaled.max(-1, keepdims=True)
     return scaled - peak - np.log(np.exp(scaled - peak).sum(-1, keepdims=True))

@@ -47,6 +47,7 @@ SLOPE = 0.02
 
 
 Check = Callable[[Subject], Row | None]
+"""One check: a row of the report, or None where it does not apply."""
 
 
 def check_distillation(
