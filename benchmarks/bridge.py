@@ -122,7 +122,7 @@ def overlap(
             jax.block_until_ready(step())
 
     def ahead() -> None:
-        with live.scored(batches) as stream:
+        with live.score_stream(batches) as stream:
             for _ in stream:
                 jax.block_until_ready(step())
 

@@ -25,13 +25,13 @@ The rules, for both directions:
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
 import torch
+from jaxtyping import PyTree
 
 from dew.bridges.dtypes import jax_canonical, jax_dtype, jax_stored
 
@@ -41,7 +41,7 @@ ALIGNMENT = 64
 _INT32 = np.iinfo(np.int32)
 
 
-def to_jax(tree: Any, *, copy: bool = False) -> Any:
+def to_jax(tree: PyTree, *, copy: bool = False) -> PyTree:
     """Converts the tensors in a tree of dicts, lists and tuples to JAX arrays.
 
     Leaves of other types are returned unchanged. Memory is shared unless `copy`:
@@ -58,7 +58,7 @@ def to_jax(tree: Any, *, copy: bool = False) -> Any:
     return _map_leaves(lambda name, x: _array(name, x, copy), torch.Tensor, tree, "")
 
 
-def to_torch(tree: Any, *, copy: bool = False) -> Any:
+def to_torch(tree: PyTree, *, copy: bool = False) -> PyTree:
     """Converts the JAX arrays in a tree of dicts, lists and tuples to tensors.
 
     Leaves of other types are returned unchanged. Memory is shared unless `copy`, and
@@ -75,25 +75,28 @@ def to_torch(tree: Any, *, copy: bool = False) -> Any:
 
 
 def _map_leaves(
-    change: Callable[[str, Any], Any], kind: type, tree: Any, name: str
-) -> Any:
+    convert: Callable[[str, PyTree], PyTree], kind: type, tree: PyTree, name: str
+) -> PyTree:
+    """Converts the leaves of one type, each with its path for error messages."""
     if isinstance(tree, kind):
-        return change(name or "the value", tree)
+        return convert(name or "the value", tree)
     match tree:
         case Mapping():
             return {
                 key: _map_leaves(
-                    change, kind, value, f"{name}.{key}" if name else str(key)
+                    convert, kind, value, f"{name}.{key}" if name else str(key)
                 )
                 for key, value in tree.items()
             }
         case list():
             return [
-                _map_leaves(change, kind, v, f"{name}[{i}]") for i, v in enumerate(tree)
+                _map_leaves(convert, kind, v, f"{name}[{i}]")
+                for i, v in enumerate(tree)
             ]
         case tuple():
             return tuple(
-                _map_leaves(change, kind, v, f"{name}[{i}]") for i, v in enumerate(tree)
+                _map_leaves(convert, kind, v, f"{name}[{i}]")
+                for i, v in enumerate(tree)
             )
         case _:
             return tree
@@ -102,7 +105,7 @@ def _map_leaves(
 def _array(name: str, tensor: torch.Tensor, copy: bool) -> jax.Array:
     if tensor.grad_fn is not None:
         raise ValueError(
-            f"{name} has an autograd history that JAX would not see; call .detach() on "
+            f"{name} has an autograd history that JAX would lose; call .detach() on "
             "it, or use dew.bridges.as_torch_module to differentiate through JAX"
         )
     tensor = tensor.detach()
@@ -121,18 +124,18 @@ def _array(name: str, tensor: torch.Tensor, copy: bool) -> jax.Array:
         ) from fault
     if tensor.numel() and array.unsafe_buffer_pointer() != tensor.data_ptr():
         raise ValueError(
-            f"{name}, {_kind(tensor)}, lies {tensor.data_ptr() % ALIGNMENT} bytes past "
-            f"a multiple of {ALIGNMENT}, so JAX cannot share it; pass copy=True"
+            f"{name}, {_kind(tensor)}, starts {tensor.data_ptr() % ALIGNMENT} bytes "
+            f"past a multiple of {ALIGNMENT}, so JAX cannot share it; pass copy=True"
         )
     return array
 
 
 def _narrow_to_int32(name: str, tensor: torch.Tensor, copy: bool) -> torch.Tensor:
-    """Returns 64-bit integers in 32 bits, if a copy may be made and they fit."""
+    """Returns 64-bit integers in 32 bits, if a copy is allowed and they fit."""
     if tensor.dtype not in (torch.int64, torch.uint64):
         raise ValueError(
             f"{name} is {tensor.dtype} and JAX would round it to "
-            f"{jax_dtype(tensor.dtype)}; convert it yourself, or set jax_enable_x64"
+            f"{jax_dtype(tensor.dtype)}; convert it first, or set jax_enable_x64"
         )
     if not copy:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The dtypes both sides have."""
+"""Correspondence between the dtypes of torch and of JAX."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,11 +12,11 @@ _NAMES = (
 _TO_JAX: dict[torch.dtype, np.dtype] = {
     getattr(torch, name): jnp.dtype(name) for name in _NAMES
 }
-_TO_TORCH = {ours: theirs for theirs, ours in _TO_JAX.items()}
+_TO_TORCH = {array_dtype: dtype for dtype, array_dtype in _TO_JAX.items()}
 
 
 def jax_stored(dtype: torch.dtype) -> np.dtype:
-    """Returns the dtype of the same values bit for bit.
+    """Returns JAX's dtype of the same name, bit for bit.
 
     Raises:
         TypeError: JAX has no such dtype.
@@ -29,12 +29,12 @@ def jax_stored(dtype: torch.dtype) -> np.dtype:
 
 
 def jax_canonical(dtype: np.dtype) -> np.dtype:
-    """Returns the dtype that JAX gives an array of this one: 32 bits without x64."""
+    """Returns the dtype that JAX stores this one in: without x64, 32 bits at most."""
     return np.dtype(dtypes.canonicalize_dtype(dtype))
 
 
 def jax_dtype(dtype: torch.dtype) -> np.dtype:
-    """Returns the dtype JAX holds such values in: without x64, int64 is int32."""
+    """Returns the dtype of such a tensor in JAX: without x64, int64 is int32."""
     return jax_canonical(jax_stored(dtype))
 
 

@@ -1,7 +1,5 @@
 """Transfer of weights between a live torch module and variables, in memory."""
 
-from typing import Any
-
 import numpy as np
 import torch
 
@@ -16,7 +14,7 @@ from dew.bridges.names import (
 from dew.typing import Variables
 
 
-def variables_of(module: torch.nn.Module, *, copy: bool = True) -> dict[str, Any]:
+def variables_of(module: torch.nn.Module, *, copy: bool = True) -> Variables:
     """Returns a module's state dict as variables: `params/…` and `buffers/…`.
 
     Tied weights are one leaf, under the first of their names. Without `copy` the arrays
@@ -26,10 +24,10 @@ def variables_of(module: torch.nn.Module, *, copy: bool = True) -> dict[str, Any
     >>> sorted(variables["params"]), variables["params"]["weight"].shape
     (['bias', 'weight'], (3, 2))
     """
-    held = dict(module.named_parameters()) | dict(module.named_buffers())
-    left_out = recomputed_buffers(module)
-    names = [n for n in dict.fromkeys(aliases(module).values()) if n not in left_out]
-    leaves = to_jax({name: held[name] for name in names}, copy=copy)
+    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+    recomputed = recomputed_buffers(module)
+    names = [n for n in dict.fromkeys(aliases(module).values()) if n not in recomputed]
+    leaves = to_jax({name: tensors[name] for name in names}, copy=copy)
     return nest_weights(leaves, untrained_names(module))
 
 
@@ -61,17 +59,17 @@ def fill_module(module: torch.nn.Module, variables: Variables) -> None:
         ValueError: names or shapes differ; the message lists all of them, and nothing
             is copied.
     """
-    given = flat_weights(variables)
-    held = dict(module.named_parameters()) | dict(module.named_buffers())
-    left_out = recomputed_buffers(module)
-    wanted = {n for n in aliases(module).values() if n not in left_out}
-    faults = [f"missing: {name}" for name in sorted(wanted - set(given))]
-    faults += [f"unexpected: {name}" for name in sorted(set(given) - wanted)]
+    weights = flat_weights(variables)
+    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+    recomputed = recomputed_buffers(module)
+    expected = {n for n in aliases(module).values() if n not in recomputed}
+    faults = [f"missing: {name}" for name in sorted(expected - set(weights))]
+    faults += [f"unexpected: {name}" for name in sorted(set(weights) - expected)]
     faults += [
-        f"{name} is {list(np.shape(given[name]))}, the module's is "
-        f"{list(held[name].shape)}"
-        for name in sorted(wanted & set(given))
-        if np.shape(given[name]) != tuple(held[name].shape)
+        f"{name} is {list(np.shape(weights[name]))}, the module's is "
+        f"{list(tensors[name].shape)}"
+        for name in sorted(expected & set(weights))
+        if np.shape(weights[name]) != tuple(tensors[name].shape)
     ]
     if faults:
         raise ValueError(
@@ -79,4 +77,4 @@ def fill_module(module: torch.nn.Module, variables: Variables) -> None:
         )
     with torch.no_grad():
         for name, tensor in state_dict_of(variables).items():
-            held[name].copy_(tensor)
+            tensors[name].copy_(tensor)

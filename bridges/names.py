@@ -1,8 +1,8 @@
-"""Torch's dotted names to nested variables and back; dew's input names to torch's."""
+"""Translation of torch's dotted names to nested variables, and of input names."""
 
 import inspect
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -10,6 +10,7 @@ from dew.tree import flatten, unflatten
 from dew.typing import Variables
 
 PARAMS, BUFFERS = "params", "buffers"
+V = TypeVar("V")
 _TORCH_NAMES = {
     "tokens": "input_ids",
     "mask": "attention_mask",
@@ -18,10 +19,10 @@ _TORCH_NAMES = {
 
 
 def untrained_names(module: torch.nn.Module) -> set[str]:
-    """Names what torch would not train: buffers, and parameters that take no gradient.
+    """Returns the names of buffers and of parameters that require no gradient.
 
-    A module that trains nothing at all is one that somebody froze; its parameters count
-    as parameters.
+    Where no parameter requires one, the module was frozen as a whole for inference,
+    and its parameters count as trainable.
     """
     frozen = {n for n, weight in module.named_parameters() if not weight.requires_grad}
     if len(frozen) == sum(1 for _ in module.parameters()):
@@ -30,47 +31,48 @@ def untrained_names(module: torch.nn.Module) -> set[str]:
 
 
 def recomputed_buffers(module: torch.nn.Module) -> set[str]:
-    """Names the buffers that torch leaves out of the state dict."""
+    """Returns the names of buffers that the state dict leaves out."""
     saved = set(module.state_dict(keep_vars=True))
     return {name for name, _ in module.named_buffers() if name not in saved}
 
 
-def nest_weights(leaves: Mapping[str, Any], buffers: Iterable[str]) -> dict[str, Any]:
+def nest_weights(leaves: Mapping[str, object], buffers: Iterable[str]) -> Variables:
     """Nests weights at the dots of their names; `buffers` get their own collection."""
-    apart = set(buffers)
+    buffer_names = set(buffers)
     return unflatten(
         {
-            (BUFFERS if name in apart else PARAMS, *name.split(".")): leaf
+            (BUFFERS if name in buffer_names else PARAMS, *name.split(".")): leaf
             for name, leaf in leaves.items()
         }
     )
 
 
 def flat_weights(variables: Variables) -> dict[str, Any]:
-    """Joins nested variables back to torch's names; other collections are left out."""
-    kept = {c: variables[c] for c in (PARAMS, BUFFERS) if c in variables}
-    return {".".join(path[1:]): leaf for path, leaf in flatten(kept).items()}
+    """Returns parameters and buffers under torch's names; other collections not."""
+    weights = {c: variables[c] for c in (PARAMS, BUFFERS) if c in variables}
+    return {".".join(path[1:]): leaf for path, leaf in flatten(weights).items()}
 
 
 def module_inputs(module: torch.nn.Module) -> tuple[str, ...]:
-    """Returns the names of what the module's forward takes."""
+    """Returns the parameter names of the module's forward."""
     return tuple(inspect.signature(module.forward).parameters)
 
 
-def torch_inputs(module: torch.nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def torch_inputs(module: torch.nn.Module, inputs: Mapping[str, V]) -> dict[str, V]:
     """Returns the inputs under the names of the module's own forward.
 
     Raises:
-        ValueError: the forward takes no such input; all of them are named.
+        ValueError: the forward has no such parameter; the message lists all of them.
     """
     parameters = module_inputs(module)
-    named, unknown = {}, []
+    arguments: dict[str, V] = {}
+    unknown = []
     for name, value in inputs.items():
         if value is None:
             continue
         target = name if name in parameters else _TORCH_NAMES.get(name, name)
         if target in parameters:
-            named[target] = value
+            arguments[target] = value
         else:
             unknown.append(name)
     if unknown:
@@ -78,14 +80,14 @@ def torch_inputs(module: torch.nn.Module, inputs: Mapping[str, Any]) -> dict[str
             f"{type(module).__name__} takes no input {', '.join(sorted(unknown))}; its "
             f"forward takes {', '.join(parameters)}"
         )
-    return {name: named[name] for name in parameters if name in named}
+    return {name: arguments[name] for name in parameters if name in arguments}
 
 
 def aliases(module: torch.nn.Module) -> dict[str, str]:
-    """Maps each name a weight goes by to the first: tied weights are one leaf."""
+    """Maps every name of a weight to its first one: tied weights are one leaf."""
     first: dict[int, str] = {}
     names: dict[str, str] = {}
-    for named in (module.named_parameters, module.named_buffers):
-        for name, tensor in named(remove_duplicate=False):
+    for listing in (module.named_parameters, module.named_buffers):
+        for name, tensor in listing(remove_duplicate=False):
             names[name] = first.setdefault(id(tensor), name)
     return names

@@ -1,4 +1,4 @@
-"""A JAX function as a torch module, in torch's autograd."""
+"""Wrapping of a JAX function as a torch module that torch can differentiate."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,7 +6,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
+from jaxtyping import PyTree
 
 from dew.bridges.dlpack import to_jax, to_torch
 from dew.tree import flatten, unflatten
@@ -14,7 +16,7 @@ from dew.typing import Path, Variables
 
 
 def as_torch_module(
-    function: Callable[..., Any], variables: Variables, *, trainable: str = "params"
+    function: Callable[..., PyTree], variables: Variables, *, trainable: str = "params"
 ) -> torch.nn.Module:
     """Wraps `function(variables, *inputs, **inputs)` as a `torch.nn.Module`.
 
@@ -42,7 +44,7 @@ class _JaxModule(torch.nn.Module):
     """A JAX function with its variables as torch weights."""
 
     def __init__(
-        self, function: Callable[..., Any], variables: Variables, trainable: str
+        self, function: Callable[..., PyTree], variables: Variables, trainable: str
     ) -> None:
         super().__init__()
         leaves = flatten(variables)
@@ -66,14 +68,13 @@ class _JaxModule(torch.nn.Module):
     def _submodule(self, path: Path) -> torch.nn.Module:
         node: torch.nn.Module = self
         for name in path:
-            known = dict(node.named_children())
-            if name not in known:
+            if name not in dict(node.named_children()):
                 node.add_module(name, _Node())
             node = node.get_submodule(name)
         return node
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the function on tensors; the rest of the arguments pass as they are."""
+    def forward(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        """Evaluates the function; arguments that are not tensors are static."""
         leaves, structure = jax.tree.flatten((args, kwargs))
         spots = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         fixed = tuple(
@@ -89,28 +90,28 @@ class _JaxModule(torch.nn.Module):
 
 @dataclass(frozen=True)
 class _Form:
-    """How the tensors of a call lie among its arguments; equal forms share a trace."""
+    """Positions of the tensors among a call's arguments; equal forms share a trace."""
 
     spots: tuple[int, ...]
-    fixed: tuple[Any, ...]
-    tree: Any
+    fixed: tuple[object, ...]
+    tree: PyTree
 
 
 class _Call:
     """The compiled forward and backward of one function."""
 
-    def __init__(self, function: Callable[..., Any], paths: list[Path]) -> None:
+    def __init__(self, function: Callable[..., PyTree], paths: list[Path]) -> None:
         self.function, self.paths = function, paths
-        self.structures: dict[_Form, Any] = {}
+        self.structures: dict[_Form, PyTree] = {}
         self.forward = jax.jit(self._flat, static_argnums=0)
         self.forward_vjp = jax.jit(self._vjp, static_argnums=(0, 1))
         self.backward = jax.jit(lambda pull, cotangents: pull(cotangents))
 
     def _flat(self, form: _Form, arrays: list[jax.Array]) -> list[jax.Array]:
-        weights, given = arrays[: len(self.paths)], arrays[len(self.paths) :]
+        weights, inputs = arrays[: len(self.paths)], arrays[len(self.paths) :]
         variables = unflatten(dict(zip(self.paths, weights, strict=True)))
         leaves = list(form.fixed)
-        for spot, array in zip(form.spots, given, strict=True):
+        for spot, array in zip(form.spots, inputs, strict=True):
             leaves[spot] = array
         args, kwargs = jax.tree.unflatten(form.tree, leaves)
         results, structure = jax.tree.flatten(self.function(variables, *args, **kwargs))
@@ -118,21 +119,21 @@ class _Call:
         return results
 
     def _vjp(
-        self, form: _Form, wanted: tuple[int, ...], arrays: list[jax.Array]
-    ) -> tuple[list[jax.Array], Any]:
-        """Returns the outputs, and the pullback to the arrays that want a gradient."""
+        self, form: _Form, spots: tuple[int, ...], arrays: list[jax.Array]
+    ) -> tuple[list[jax.Array], Callable[..., PyTree]]:
+        """Returns the outputs, and the pullback to the arrays at `spots`."""
 
-        def partial(moving: list[jax.Array]) -> list[jax.Array]:
-            whole = list(arrays)
-            for spot, array in zip(wanted, moving, strict=True):
-                whole[spot] = array
-            return self._flat(form, whole)
+        def partial(variables: list[jax.Array]) -> list[jax.Array]:
+            operands = list(arrays)
+            for spot, array in zip(spots, variables, strict=True):
+                operands[spot] = array
+            return self._flat(form, operands)
 
-        return jax.vjp(partial, [arrays[spot] for spot in wanted])
+        return jax.vjp(partial, [arrays[spot] for spot in spots])
 
 
 class _Bridge(torch.autograd.Function):
-    """Torch's autograd on one side, `jax.vjp` on the other."""
+    """A function of torch's autograd whose backward is the pullback of `jax.vjp`."""
 
     @staticmethod
     def forward(
@@ -141,12 +142,12 @@ class _Bridge(torch.autograd.Function):
         # Copies: torch may write to its own tensors while JAX still reads.
         arrays = [to_jax(tensor.detach(), copy=True) for tensor in tensors]
         needs = ctx.needs_input_grad[2:]
-        wanted = tuple(i for i, need in enumerate(needs) if need)
-        if wanted:
-            results, ctx.pull = call.forward_vjp(form, wanted, arrays)
+        spots = tuple(i for i, need in enumerate(needs) if need)
+        if spots:
+            results, ctx.pull = call.forward_vjp(form, spots, arrays)
         else:
             results = call.forward(form, arrays)
-        ctx.call, ctx.wanted, ctx.count = call, wanted, len(tensors)
+        ctx.call, ctx.spots, ctx.count = call, spots, len(tensors)
         ctx.dtypes = [result.dtype for result in results]
         ctx.shapes = [result.shape for result in results]
         ctx.save_for_backward(*tensors)
@@ -166,17 +167,19 @@ class _Bridge(torch.autograd.Function):
                 gradients, ctx.shapes, ctx.dtypes, strict=True
             )
         ]
-        (found,) = ctx.call.backward(ctx.pull, cotangents)
+        (pulled,) = ctx.call.backward(ctx.pull, cotangents)
         grads: list[torch.Tensor | None] = [None] * ctx.count
-        for spot, gradient in zip(ctx.wanted, found, strict=True):
+        for spot, gradient in zip(ctx.spots, pulled, strict=True):
             grads[spot] = to_torch(gradient, copy=True)
         return None, None, *grads
 
 
-def _cotangent(gradient: torch.Tensor | None, shape: Any, dtype: Any) -> Any:
-    """Returns what JAX expects: nothing flows into integers."""
+def _cotangent(
+    gradient: torch.Tensor | None, shape: tuple[int, ...], dtype: np.dtype
+) -> jax.Array | np.ndarray:
+    """Returns the cotangent that JAX requires: zeros of float0 for integer outputs."""
     if not jnp.issubdtype(dtype, jnp.inexact):
-        return jnp.zeros(shape, jax.dtypes.float0)
+        return np.zeros(shape, jax.dtypes.float0)
     if gradient is None:
         return jnp.zeros(shape, dtype)
     return to_jax(gradient.detach(), copy=True)

@@ -1,8 +1,7 @@
-"""Batches with a live torch teacher's scores in them, at a position that resumes."""
+"""Batches with the scores of a live torch teacher, at a position that resumes."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,27 +15,27 @@ from dew.typing import Batch
 
 
 class LiveBatches(Iterator[Batch]):
-    """Each batch with the teacher's scores; the teacher reads a batch ahead.
+    """A stream of batches with a teacher's scores, computed a batch ahead.
 
-    The position is that of the last batch given, not of the last one read.
+    Its position is that of the last batch returned, not of the last one scored.
     """
 
     def __init__(self, data: Positioned, teacher: LiveTeacher) -> None:
         self._data, self._teacher = data, teacher
-        self._ahead: deque[dict[str, Any]] = deque()
+        self._ahead: deque[dict[str, object]] = deque()
         self._position = data.get_state()
         self._scoring: Scoring | None = None
 
     def __next__(self) -> Batch:
         if self._scoring is None:
-            self._scoring = self._teacher.scored(self._read())
+            self._scoring = self._teacher.score_stream(self._read())
         scored = next(self._scoring)
         self._position = self._ahead.popleft()
         return {name: np.asarray(array) for name, array in scored.items()}
 
     @property
     def teacher(self) -> PrecomputedTeacher:
-        """What an objective takes as its teacher, to read these scores."""
+        """The teacher for an objective, which reads these scores from a batch."""
         return self._teacher.teacher
 
     @property
@@ -44,12 +43,12 @@ class LiveBatches(Iterator[Batch]):
         """Seconds that the trainer has waited for the teacher."""
         return 0.0 if self._scoring is None else self._scoring.waited_s
 
-    def get_state(self) -> dict[str, Any]:
-        """The position after the last batch given."""
+    def get_state(self) -> dict[str, object]:
+        """Returns the position after the last batch returned."""
         return self._position
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes to a position; what the teacher had read ahead is dropped."""
+    def set_state(self, state: Mapping[str, object]) -> None:
+        """Moves to a position; batches scored ahead of it are dropped."""
         if self._scoring is not None:
             self._scoring.close()
         self._scoring, self._position = None, dict(state)
@@ -70,11 +69,15 @@ def live_batches(
     temperature: float,
     layers: tuple[int, ...] = (),
 ) -> LiveBatches:
-    """Loads a teacher in transformers and lets it read a stream of packed batches."""
+    """Loads a teacher in transformers to score a stream of packed batches.
+
+    The teacher runs in float32. `top_k`, `temperature` and `layers` are those of
+    `LiveTeacher`.
+    """
     module = transformers.AutoModelForCausalLM.from_pretrained(
         open_folder(address).path, dtype=torch.float32, attn_implementation="eager"
     ).eval()
-    # With a cache transformers no longer tells packed documents apart by positions.
+    # With a cache transformers no longer separates packed documents by positions.
     module.config.use_cache = False
     teacher = LiveTeacher(
         module=module, top_k=top_k, temperature=temperature, layers=layers

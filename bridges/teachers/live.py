@@ -1,10 +1,10 @@
-"""A torch teacher that runs beside the step: in a thread of its own, a batch ahead.
+"""A torch teacher that runs beside the train step, in a thread and a batch ahead.
 
-For teachers that cannot be lowered, or should not be: quantised ones, those with
-kernels or code of their own. The thread runs the module without gradients on each batch
-and hands logits, or the top k with the mass of the rest, over by DLPack. At most
-`prefetch` batches are with the teacher or waiting, so a slow trainer holds it back. An
-error in the thread is raised where the batch would have come.
+It serves teachers that cannot or should not be lowered: quantised models and those with
+custom kernels or code. The thread runs the module without gradients on each batch and
+passes logits, or the top k with the mass of the rest, to JAX by DLPack. At most
+`prefetch` batches are in scoring or waiting, so a slow trainer slows the teacher. An
+error in the thread is raised when its batch is requested.
 """
 
 import time
@@ -37,18 +37,18 @@ from dew.typing import Batch
 
 @dataclass(frozen=True, kw_only=True)
 class LiveTeacher:
-    """How a torch module scores batches; `scored` runs it over a stream of them.
+    """A torch module that scores batches, one at a time or as a stream.
 
-    `inputs` are the names of the batch's arrays that the module gets. With `top_k` only
-    the likeliest classes are handed over, at `temperature`, with the log of the mass of
-    the others. `layers` count the module's blocks, negative ones from the last; their
-    outputs, before any final norm, come as `teacher_hidden_0` and so on. The number of
-    blocks itself means what the head reads, after the final norm. In a distillation,
-    `teacher` reads what this one wrote::
+    `inputs` are the names of the batch's arrays that the module receives. With `top_k`
+    only the likeliest classes are returned, at `temperature`, with the log of the mass
+    of the others. `layers` are indices of the module's blocks, negative ones from the
+    last; their outputs, before any final norm, are returned as `teacher_hidden_0` and
+    so on. The number of blocks itself means the head's input, after the final norm. In
+    a distillation, `teacher` reads these scores from the batch::
 
         live = LiveTeacher(module=model, top_k=64)
         objective = Distillation(student=…, teacher=live.teacher, …)
-        with live.scored(batches) as stream:
+        with live.score_stream(batches) as stream:
             trainer.fit(stream)
     """
 
@@ -72,7 +72,7 @@ class LiveTeacher:
 
     @property
     def teacher(self) -> PrecomputedTeacher:
-        """What an objective takes as its teacher, to read these scores."""
+        """The teacher for an objective, which reads these scores from a batch."""
         if self.top_k is None:
             return PrecomputedTeacher(
                 policy="logits", layers=self.layers, widths=self._widths
@@ -87,30 +87,36 @@ class LiveTeacher:
 
     @property
     def _widths(self) -> tuple[int, ...]:
-        """Of the layers' states, found by running two tokens."""
+        """Widths of the layers' hidden states, from a forward pass of two tokens."""
         if not self.layers:
             return ()
-        said = self.score({"tokens": np.zeros((1, 2), np.int32)})
+        scores = self.score({"tokens": np.zeros((1, 2), np.int32)})
         places = range(len(self.layers))
-        return tuple(said[hidden_name(place)].shape[-1] for place in places)
+        return tuple(scores[hidden_name(place)].shape[-1] for place in places)
 
     def score(self, batch: Batch) -> Batch:
-        """Returns the batch with what the teacher says of it, here and now."""
-        given = {n: batch[n] for n in self.inputs if batch.get(n) is not None}
-        named = torch_inputs(self.module, given)
-        empty = example_tensors(self.module, named)
+        """Returns the batch with the teacher's scores, computed in this thread.
+
+        Raises:
+            ValueError: the module returns no logits, or `layers` names a block that it
+                does not have.
+        """
+        present = {n: batch[n] for n in self.inputs if batch.get(n) is not None}
+        arguments = torch_inputs(self.module, present)
+        empty = example_tensors(self.module, arguments)
         tensors = {
             # A copy: the batch stays the caller's, and may be read-only.
-            name: torch.from_numpy(np.array(named[name])).to(empty[name])
-            for name in named
+            name: torch.from_numpy(np.array(arguments[name])).to(empty[name])
+            for name in arguments
         }
         wrapper = Capture(self.module, capture_points(self.module))
         with torch.inference_mode():
-            found = wrapper(tensors)
-            scores = self._scores_from_logits(found.get("logits", found.get("output")))
-            blocks = [v for n, v in found.items() if n.startswith(BLOCK)]
+            outputs = wrapper(tensors)
+            logits = outputs.get("logits", outputs.get("output"))
+            scores = self._scores_from_logits(logits)
+            blocks = [v for n, v in outputs.items() if n.startswith(BLOCK)]
             hidden = {
-                hidden_name(place): _to_jax(_layer_output(found, blocks, layer))
+                hidden_name(place): _to_jax(_layer_output(outputs, blocks, layer))
                 for place, layer in enumerate(self.layers)
             }
         return {**batch, **scores, **hidden}
@@ -124,29 +130,30 @@ class LiveTeacher:
         if self.top_k is None:
             return {LOGITS: _to_jax(logits)}
         scaled = torch.log_softmax(logits.float() / self.temperature, dim=-1)
-        kept, ids = scaled.topk(self.top_k, dim=-1)
+        top, ids = scaled.topk(self.top_k, dim=-1)
         rest = scaled.scatter(-1, ids, float("-inf"))
         return {
             IDS: _to_jax(ids.to(torch.int32)),
-            LOG_PROBS: _to_jax(kept),
+            LOG_PROBS: _to_jax(top),
             TAIL: _to_jax(torch.logsumexp(rest, dim=-1)),
         }
 
-    def scored(self, batches: Iterable[Batch]) -> "Scoring":
+    def score_stream(self, batches: Iterable[Batch]) -> "Scoring":
         """Starts scoring a stream of batches, in order, `prefetch` ahead.
 
-        The module must not be used elsewhere meanwhile. Trace and lower other models
-        before, or in between batches: see `dew.bridges.lowering.lock`.
+        The module must not be used elsewhere meanwhile. Other models are to be traced
+        and lowered before it, or between batches; `dew.bridges.lowering.lock` has the
+        reason.
         """
         return Scoring(self, batches)
 
 
 def _layer_output(
-    found: Mapping[str, torch.Tensor], blocks: Sequence[torch.Tensor], layer: int
+    outputs: Mapping[str, torch.Tensor], blocks: Sequence[torch.Tensor], layer: int
 ) -> torch.Tensor:
     count = len(blocks)
-    if layer == count and FINAL in found:
-        return found[FINAL]
+    if layer == count and FINAL in outputs:
+        return outputs[FINAL]
     if not -count <= layer < count:
         raise ValueError(
             f"layers names {layer}; this teacher has {count} blocks, so it must be "
@@ -156,32 +163,39 @@ def _layer_output(
 
 
 def _to_jax(tensor: torch.Tensor) -> jax.Array:
-    """Hands over a tensor of this call's own; where it lies badly, as a copy."""
+    """Shares a tensor of the current call with JAX, or copies it if misaligned."""
     dense = tensor.contiguous()
     return to_jax(dense, copy=dense.data_ptr() % ALIGNMENT != 0)
 
 
 class Scoring(Iterator[Batch]):
-    """The stream of scored batches; a context manager that ends its thread.
+    """A stream of batches scored in a thread, which leaving the context ends.
 
-    `waited_s` sums the seconds that the consumer waited for the teacher.
+    `waited_s` is the number of seconds that the consumer waited for the teacher.
     """
 
     def __init__(self, teacher: LiveTeacher, batches: Iterable[Batch]) -> None:
         self.waited_s = 0.0
-        self._teacher, self._batches, self._taken = teacher, iter(batches), 0
+        self._teacher, self._batches, self._count = teacher, iter(batches), 0
+        # One worker: scores come in the order of the batches, and the module runs one
+        # forward pass at a time.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="teacher")
         self._ahead: deque[Future[Batch]] = deque()
         self._fill()
 
     def _fill(self) -> None:
-        """Hands the thread as many batches as may be ahead."""
+        """Submits batches until `prefetch` of them are in scoring or waiting.
+
+        The consumer's thread reads them, so an iterator of batches needs no lock, and
+        the bound on futures is the bound on batches held in memory.
+        """
         room = self._teacher.prefetch - len(self._ahead)
         for batch in islice(self._batches, room):
             self._ahead.append(self._pool.submit(self._score, batch))
 
     def _score(self, batch: Batch) -> Batch:
-        # Not while another thread traces; see `dew.bridges.lowering.lock`.
+        # A trace in another thread replaces `torch.Tensor.__new__`, which the module
+        # may call; see `dew.bridges.lowering.lock`.
         with TRACING:
             return self._teacher.score(batch)
 
@@ -190,21 +204,23 @@ class Scoring(Iterator[Batch]):
             self.close()
             raise StopIteration
         future = self._ahead.popleft()
-        started = time.perf_counter()
+        start = time.perf_counter()
         error = future.exception()
-        self.waited_s += time.perf_counter() - started
+        self.waited_s += time.perf_counter() - start
         if error is not None:
             self.close()
             raise RuntimeError(
-                f"the teacher failed on batch {self._taken}: "
+                f"the teacher failed on batch {self._count}: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        self._taken += 1
+        self._count += 1
+        # Refilled before the result is returned, so that the teacher runs during the
+        # train step on this batch.
         self._fill()
         return future.result()
 
     def close(self) -> None:
-        """Ends the thread after the batch it is at; what it made is dropped."""
+        """Ends the thread after its current batch; scores not yet read are dropped."""
         self._batches = iter(())
         self._ahead.clear()
         self._pool.shutdown(wait=True, cancel_futures=True)

@@ -34,7 +34,7 @@ def alive() -> list[str]:
 
 
 def test_scores_are_torchs_own_logits_batch_by_batch(llama: Any) -> None:
-    with LiveTeacher(module=llama).scored(batches(4)) as stream:
+    with LiveTeacher(module=llama).score_stream(batches(4)) as stream:
         found = list(stream)
     assert len(found) == 4
     for scored in found:
@@ -107,7 +107,7 @@ def test_no_more_than_prefetch_batches_are_taken_ahead(llama: Any) -> None:
             taken.append(number)
             yield batch
 
-    with LiveTeacher(module=llama, prefetch=2).scored(counted()) as stream:
+    with LiveTeacher(module=llama, prefetch=2).score_stream(counted()) as stream:
         next(stream)
         time.sleep(0.3)
         assert len(taken) == 3
@@ -117,7 +117,7 @@ def test_no_more_than_prefetch_batches_are_taken_ahead(llama: Any) -> None:
 def test_an_error_surfaces_at_its_batch_and_ends_the_thread(llama: Any) -> None:
     good = next(batches(1))
     bad = {"tokens": np.full((2, 8), 10**6)}
-    stream = LiveTeacher(module=llama).scored([good, bad, good])
+    stream = LiveTeacher(module=llama).score_stream([good, bad, good])
     next(stream)
     with pytest.raises(RuntimeError, match="the teacher failed on batch 1: IndexError"):
         next(stream)
@@ -127,7 +127,7 @@ def test_an_error_surfaces_at_its_batch_and_ends_the_thread(llama: Any) -> None:
 
 
 def test_leaving_early_ends_the_thread(llama: Any) -> None:
-    with LiveTeacher(module=llama).scored(batches(1000)) as stream:
+    with LiveTeacher(module=llama).score_stream(batches(1000)) as stream:
         next(stream)
     assert alive() == []
 
@@ -138,7 +138,7 @@ def test_it_runs_beside_a_compiled_step_without_a_deadlock(llama: Any) -> None:
         return weight + jax.nn.log_softmax(scores @ weight).mean() * 1e-3
 
     weight = jnp.eye(hf.VOCAB)
-    with LiveTeacher(module=llama).scored(batches(20)) as stream:
+    with LiveTeacher(module=llama).score_stream(batches(20)) as stream:
         for scored in stream:
             weight = step(weight, scored["teacher_logits"])
     assert np.isfinite(np.asarray(weight)).all()
