@@ -56,7 +56,7 @@ class Entry:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the tensor."""
+        """Size of the tensor's data in bytes."""
         return self.end - self.start
 
 
@@ -208,7 +208,7 @@ class Spec:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the tensor."""
+        """Size of the tensor's data in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 

@@ -33,49 +33,50 @@ from dew.objectives.tokens import INPUTS
 
 @dataclass(frozen=True, kw_only=True)
 class CacheTeacher:
-    """Score packed text with a teacher and keep the likeliest tokens on disk.
+    """Score packed text with a teacher and store its most likely tokens on disk.
 
-    Run again after a stop, it goes on where it stood.
+    Run again after an interruption, it continues from the last complete file.
     """
 
     teacher: str
-    """Hugging Face folder, hub id, or a run of ours; with --captured, of any model that
-    has the teacher's tokenizer."""
+    """Teacher model: a Hugging Face folder, a hub id or a run of dew; with --captured,
+    any model that has the teacher's tokenizer."""
     out: Path
-    """The cache's folder."""
+    """Folder of the cache that is written."""
     data: tuple[str, ...] = ()
-    """Text: .txt, .jsonl or .parquet files, or folders of them."""
+    """Text to score: .txt, .jsonl or .parquet files, or folders of them."""
     captured: tuple[Path, ...] = ()
-    """In place of --data: parquet files in DistillKit's layout, to be turned into a
-    cache of ours."""
+    """Parquet files in DistillKit's layout to convert into a cache, in place of --data."""
     compression: Path | None = None
-    """With --captured: the compression_config.yaml of the files, if they are packed."""
+    """compression_config.yaml of the --captured files, if they are compressed."""
     top_k: int = 16
-    """Tokens kept at every position, or drawn."""
+    """Number of tokens stored at every position, or drawn there."""
     policy: Policy = "top_k"
-    """top_k keeps the likeliest and the mass of the others, sampled draws."""
+    """Tokens to store: top_k is the most likely ones with the mass of all others, sampled
+    is draws from the teacher's distribution."""
     temperature: float = 1.0
-    """At which probabilities are taken; students must train at the same."""
+    """Softmax temperature of the stored probabilities; students must train at the same."""
     precision: Literal["float16", "float32"] = "float16"
-    """Of stored log-probabilities."""
+    """Precision of the stored log-probabilities."""
     seq_len: int = 1024
-    """Tokens of a row."""
+    """Number of tokens of a packed row."""
     batch_size: int = 4
-    """Rows scored at a time."""
+    """Number of rows scored in one forward pass."""
     shard_rows: int = 1024
-    """Rows of a file."""
+    """Number of rows stored in one file."""
     seed: int = 0
-    """Of the draws."""
+    """Random seed for sampling, with --policy sampled."""
     dtype: Precision = "float32"
-    """What the teacher computes in."""
+    """Precision of the teacher's forward pass."""
     road: Road = "auto"
-    """The teacher's way into JAX; auto takes the native one."""
+    """How the teacher is loaded into JAX; auto is native where it can, else lowered."""
     packing: Literal["wrapped", "best_fit"] = "wrapped"
-    """wrapped wastes nothing, best_fit keeps documents whole."""
+    """Packing of documents into rows: wrapped pads nothing, best_fit splits no document
+    that fits into a row."""
     text_field: str = "text"
-    """The field of .jsonl and .parquet records that holds the text."""
+    """Name of the text field in .jsonl and .parquet records."""
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
-    """Print one JSON object and no table."""
+    """Print one JSON object instead of a table."""
 
     def run(self) -> int:
         """Scores the text with the teacher, writes the cache and prints its figures."""
@@ -100,7 +101,7 @@ class CacheTeacher:
             binding=self._binding(source, data),
             shard_rows=self.shard_rows,
         )
-        with console.status("the teacher reads"):
+        with console.status("scoring with the teacher"):
             manifest = self._write(source, data, writer)
         self._report(manifest, source.address)
         return 0

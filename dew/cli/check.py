@@ -1,4 +1,4 @@
-"""`dew check`: is the loss between these two models right? Every claim, in numbers."""
+"""`dew check`: identities that a distillation loss must satisfy, as numbers."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -30,30 +30,30 @@ class Check:
     """Check distillation between two models on text of your own."""
 
     teacher: str
-    """Hugging Face folder, hub id, or a run of ours."""
+    """Teacher model: a Hugging Face folder, a hub id or a run of dew."""
     student: str
-    """The same."""
+    """Student model: a Hugging Face folder, a hub id or a run of dew."""
     data: tuple[str, ...]
-    """Text: .txt, .jsonl or .parquet files, or folders of them."""
+    """Text to check on: .txt, .jsonl or .parquet files, or folders of them."""
     terms: tuple[str, ...] = ("kl", "ce=0.5")
-    """Losses and their weights, as in dew distill."""
+    """Loss terms and their weights, in the form that dew distill takes."""
     temperature: float = 2.0
-    """Of both sides."""
+    """Softmax temperature of teacher and student."""
     rows: int = 2
-    """Texts in the batch that is checked."""
+    """Number of texts in the batch that is checked."""
     seq_len: int = 32
-    """Tokens of each."""
+    """Number of tokens of each text."""
     road: Road = "auto"
-    """The student's way into JAX; auto takes the native one."""
+    """How the student is loaded into JAX; auto is native where it can, else lowered."""
     teacher_road: Road = "auto"
-    """The teacher's."""
+    """How the teacher is loaded into JAX; auto is native where it can, else lowered."""
     text_field: str = "text"
-    """The field of .jsonl and .parquet records that holds the text."""
+    """Name of the text field in .jsonl and .parquet records."""
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
-    """Print one JSON object and no table."""
+    """Print one JSON object instead of a table."""
 
     def run(self) -> int:
-        """Prints the rows; 1 says that one did not pass."""
+        """Prints a row for each check; returns 1 if any did not pass, else 0."""
         console = Console(stderr=True)
         # Scanned: a dozen programs are compiled for few rows of short texts.
         student = load_to_train(

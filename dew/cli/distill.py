@@ -51,36 +51,37 @@ TeacherRoad = Literal["native", "lowered", "live", "cache"]
 
 @dataclass(frozen=True, kw_only=True)
 class Distill(TrainingFlags):
-    """Train a student to say what its teacher says, and write the student."""
+    """Train a student to match its teacher's predictions, and export the student."""
 
     student: str
-    """The model to train: a Hugging Face folder, hub id, or a run of ours."""
+    """Student model to train: a Hugging Face folder, a hub id or a run of dew."""
     teacher: str | None = None
-    """The model to learn from; not with --teacher-road cache."""
+    """Teacher model, likewise; omitted with --teacher-road cache."""
     teacher_road: TeacherRoad = "lowered"
-    """lowered and native run in the step, live in torch beside it, cache is on disk."""
+    """How the teacher runs: lowered or native inside the training step, live in torch
+    beside it, or cache from scores on disk."""
     cache: Path | None = None
-    """With --teacher-road cache: what dew cache-teacher wrote, text included."""
+    """Folder written by dew cache-teacher, with --teacher-road cache; holds the text."""
     data: tuple[str, ...] = ()
     """Text to train on: .txt, .jsonl or .parquet files, or folders of them."""
     terms: tuple[str, ...] = ("kl", "ce=0.5")
-    """Losses and their weights: kl, reverse_kl, jsd, skew, tvd, soft_ce, sampled, uld,
+    """Loss terms and their weights: kl, reverse_kl, jsd, skew, tvd, soft_ce, sampled, uld,
     ce, hidden, cosine, relation, attention; kl=0.5, or kl=linear:1.0->0.1@1000."""
     temperature: float = 1.0
-    """Of both sides, in every term that has one."""
+    """Softmax temperature of teacher and student, in every term that has one."""
     chunk: int | None = None
-    """Positions whose logits are made at a time; by default as memory asks for it."""
+    """Positions whose logits exist at a time; by default chosen by their size."""
     top_k: int = 64
-    """With --teacher-road live: how many classes the teacher hands over."""
+    """Most likely classes per position that a live teacher passes on."""
     on_policy: float = 0.0
-    """The share of rows that the student writes itself; teachers in the step only."""
+    """Share of rows sampled from the student; for teachers inside the step only."""
     on_policy_tokens: int | None = None
-    """Tokens that it writes in such a row; by default half of --seq-len."""
+    """Number of tokens sampled in such a row; by default half of --seq-len."""
     time_teacher: bool = True
-    """Time the teacher alone before the run, to log its share of the steps."""
+    """Time the teacher alone before the run, to log its share of the step time."""
 
     def run(self) -> int:
-        """Trains, exports, certifies and reports; the first process speaks for all."""
+        """Trains, exports, certifies and prints the figures, on the first process."""
         console = Console(stderr=True, quiet=jax.process_index() > 0)
         self._check()
         student = load_to_train(

@@ -137,3 +137,6 @@ NEW_ROWS = 1e-3
 
 NEAR_END = 2e-4
 """A scaled JSD close to an end of its beta, as a part of the divergence there."""
+
+DROPOUT_SHARE = 0.0065
+"""The share that dropout zeroes of 40,000 entries: three standard deviations."""
