@@ -61,12 +61,12 @@ class Distill(TrainingFlags):
     """How the teacher runs: lowered or native inside the training step, live in torch
     beside it, or cache from scores on disk."""
     cache: Path | None = None
-    """Folder written by dew cache-teacher, with --teacher-road cache; holds the text."""
+    """Folder that dew cache-teacher wrote, for --teacher-road cache; holds the text."""
     data: tuple[str, ...] = ()
     """Text to train on: .txt, .jsonl or .parquet files, or folders of them."""
     terms: tuple[str, ...] = ("kl", "ce=0.5")
-    """Loss terms and their weights: kl, reverse_kl, jsd, skew, tvd, soft_ce, sampled, uld,
-    ce, hidden, cosine, relation, attention; kl=0.5, or kl=linear:1.0->0.1@1000."""
+    """Loss terms and their weights: kl, reverse_kl, jsd, skew, tvd, soft_ce, sampled,
+    uld, ce, hidden, cosine, relation, attention; kl=0.5, or kl=linear:1.0->0.1@1000."""
     temperature: float = 1.0
     """Softmax temperature of teacher and student, in every term that has one."""
     chunk: int | None = None

@@ -14,6 +14,7 @@ from dew.training.logs import TrainingError
 from dew.training.sharding import make_mesh
 from dew.training.trackers import JSONL
 from tests.support.runs import Losses, Rows, held_out, trainer
+from tests.support.tolerances import RTOL
 
 
 def losses_of(steps: int = 4, data: Any = None, **settings: Any) -> list[float]:
