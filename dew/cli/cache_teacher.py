@@ -46,7 +46,7 @@ class CacheTeacher:
     data: tuple[str, ...] = ()
     """Text to score: .txt, .jsonl or .parquet files, or folders of them."""
     captured: tuple[Path, ...] = ()
-    """Parquet files in DistillKit's layout to convert to a cache, in place of --data."""
+    """DistillKit's parquet files to convert to a cache, in place of --data."""
     compression: Path | None = None
     """compression_config.yaml of the --captured files, if they are compressed."""
     top_k: int = 16
@@ -55,7 +55,7 @@ class CacheTeacher:
     """Tokens to store: top_k is the most likely ones with the mass of all others,
     sampled is draws from the teacher's distribution."""
     temperature: float = 1.0
-    """Softmax temperature of the stored probabilities; students must train at it too."""
+    """Softmax temperature of the stored probabilities; students train at it too."""
     precision: Literal["float16", "float32"] = "float16"
     """Precision of the stored log-probabilities."""
     seq_len: int = 1024

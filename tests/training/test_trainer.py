@@ -249,7 +249,6 @@ def test_the_profiler_leaves_a_trace(tmp_path: Path, trace: list[float]) -> None
 FULL_DISK = """
 import resource, sys
 from tests.support.runs import Checkpoints, Rows, trainer
-from tests.support.tolerances import RTOL
 resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
 run = trainer(checkpoints=Checkpoints(sys.argv[1], every=1), accumulation=1)
 try:
