@@ -84,14 +84,23 @@ class Adapted(Pretrained):
 
 
 def adapt(source: Pretrained, lora: Lora, *, key: Key[Array, ""]) -> Adapted:
-    """Puts a new adapter beside a native model; logits are as before until it trains.
+    """Adds a new LoRA adapter to a native model; its initial update is zero.
 
-        source = dew.adapt(dew.load(FOLDER), Lora(rank=16), key=jax.random.key(0))
-        objective = CausalLM(source=source, seq_len=1024, trainable=source.is_trained)
+    The result trains its adapter alone under `trainable=source.is_trained`:
+
+    >>> import jax
+    >>> import dew
+    >>> lora = dew.Lora(rank=4, targets=("q_proj", "v_proj"))
+    >>> source = dew.adapt(dew.load(FOLDER), lora, key=jax.random.key(0))
+    >>> from dew.objectives import CausalLM
+    >>> objective = CausalLM(source=source, seq_len=32, trainable=source.is_trained)
+    >>> factors = objective.init(jax.random.key(1))["params"]["layers"]["0"]["attn"]
+    >>> {name: leaf.shape for name, leaf in factors["q"].items()}
+    {'lora_a': (4, 32), 'lora_b': (4, 8, 4)}
 
     Raises:
-        ValueError: a target that is no linear map of the model or no module at all, or
-            the model came by another road; all faults are named.
+        ValueError: a target is not a linear map or not a module of the model, or the
+            model was loaded by the lowered road; all faults are named.
     """
     trained = find_trained(source, lora)
     adapters = [part.adapter for parts in trained.parts.values() for part in parts]

@@ -15,14 +15,26 @@ Names = str | Sequence[str]
 
 @dataclass(frozen=True, kw_only=True)
 class Lora:
-    """W x + scale · B A x with A [rank, inputs]; scale = alpha / rank.
+    """Settings of a LoRA adapter: W x + scale · B A x, A [rank, inputs], as in PEFT.
 
-    `rslora` makes the scale alpha / √rank (Kalajdzievski, 2023). `targets` are ends of
-    torch's module names (`("q_proj", "v_proj")`), a regular expression that matches
-    whole names, "all-linear" for every linear map but the output head, or a filter of
-    our own paths; `exclude` takes some out again, by name. Modules `to_save` are
-    trained whole, and kept in the adapter's folder. The patterns give rank and alpha
-    of modules whose names end as they say. As in PEFT, throughout.
+    >>> Lora(rank=16, alpha=32.0, targets=("q_proj", "v_proj")).targets
+    ('q_proj', 'v_proj')
+    >>> Lora(rank=0)
+    Traceback (most recent call last):
+    ValueError: ...rank must be >= 1, got 0...
+
+    Attributes:
+        rank: rank of each update.
+        alpha: scale of the update times the rank: scale = alpha / rank.
+        targets: ends of torch's module names, a regular expression that matches whole
+            names, "all-linear" for every linear map but the output head, or a filter of
+            variable paths.
+        exclude: names taken out of the targets again.
+        dropout: dropout rate of the adapter's input.
+        rslora: whether scale = alpha / √rank instead (Kalajdzievski, 2023).
+        to_save: modules trained whole, and stored in the adapter's folder.
+        rank_pattern: rank of the modules whose names end with a key.
+        alpha_pattern: alpha of the modules whose names end with a key.
     """
 
     rank: int = 8

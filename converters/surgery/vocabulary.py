@@ -53,19 +53,24 @@ def extend_vocabulary(
     *,
     special: bool = False,
 ) -> FilePath:
-    """Writes a native model's folder with more tokens.
+    """Writes a copy of a native model's folder whose vocabulary has more tokens.
 
-    A new row, of the input and the output table and of the head's bias, is the mean of
-    the rows of all tokens that were there, in float64. New tokens get the ids after the
-    last that the tokenizer knows; where the tables have rows to spare there, those are
-    taken, and otherwise the tables and the config's `vocab_size` grow. All other
-    tensors and side files keep their bytes. `special` tokens are left out when text is
-    decoded without specials.
+    A new row, of the input and the output table and of the head's bias, is the float64
+    mean of the rows of all previous tokens. New tokens get the ids after the last one
+    of the tokenizer; unused rows of the tables there are filled first, and past them
+    the tables and the config's `vocab_size` grow. All other tensors and side files keep
+    their bytes. `special` tokens are omitted from text that is decoded without special
+    tokens.
+
+    >>> import dew
+    >>> folder = extend_vocabulary(dew.load(FOLDER), ["<call>", "<result>"], "extended")
+    >>> dew.load(folder).config["vocab_size"], dew.load(FOLDER).config["vocab_size"]
+    (99, 97)
 
     Raises:
-        ValueError: a token is empty, given twice or known already, the model has no
-            tokenizer or fewer rows than its tokenizer has tokens, or the folder is
-            taken; all faults are named.
+        ValueError: a token is empty, duplicated or in the vocabulary already, the model
+            has no tokenizer or fewer rows than its tokenizer has tokens, or the target
+            folder exists; all faults are named.
     """
     extension = _Extension(source, tuple(tokens), special)
     extension.check()
@@ -77,7 +82,7 @@ def extend_vocabulary(
 
 @dataclass(frozen=True)
 class _Extension:
-    """One model's new tokens."""
+    """New tokens of one model, and the folder they are written to."""
 
     source: Pretrained
     tokens: tuple[str, ...]
@@ -263,14 +268,21 @@ class Padded(Pretrained):
 
 
 def pad_vocabulary(source: Pretrained, multiple: int) -> Pretrained:
-    """Gives a native decoder rows up to a multiple, so that devices split them evenly.
+    """Pads a native decoder's vocabulary rows to a multiple, for even sharding.
 
-    The rows are zeros and stay so: they make no logits and get no gradient. Exports
-    leave them out, and `vocab_size` is as it was.
+    Padding rows are zero and stay zero: they yield no logits and get no gradient.
+    Exports omit them, and `vocab_size` is unchanged.
+
+    >>> import dew
+    >>> padded = pad_vocabulary(dew.load(FOLDER), 64)
+    >>> padded.variables["params"]["embed"]["weight"].shape
+    (128, 32)
+    >>> padded.logits(np.asarray([[1, 2, 3]])).shape
+    (1, 3, 97)
 
     Raises:
-        ValueError: the multiple is less than 1, or the model is no native decoder or
-            has been padded or adapted already: pad first, then adapt.
+        ValueError: the multiple is less than 1, or the model is not a native decoder,
+            or is padded or adapted already: pad first, then adapt.
     """
     model = source.model
     if multiple < 1:

@@ -26,6 +26,9 @@ def trl_gkd(*, beta: float = 0.5) -> tuple[Term, ...]:
     Quirks kept: the interior falls to 0 towards both ends, where the value then jumps
     to a KL, so beta = 1e-4 is about 1e-4 of beta = 0; and the trainer's `temperature`
     (0.9 by default) is for sampling only, the loss is always at 1.
+
+    >>> [type(term).__name__ for term in trl_gkd(beta=0.0)]
+    ['ForwardKL']
     """
     return (_jsd_with_special_ends(beta, weight=1.0, temperature=1.0),)
 

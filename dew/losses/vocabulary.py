@@ -99,7 +99,7 @@ def align(
         teacher: the teacher's tokenizer.
         student_rows: how many rows the student's logits have.
         teacher_rows: how many rows the teacher's logits have.
-        texts: what to try both tokenizers on.
+        texts: texts to try both tokenizers on.
 
     Raises:
         ValueError: alignment was not proved; the message is the whole report.

@@ -1,4 +1,4 @@
-"""Lookups, gathers, scatters, sorts.
+"""ATen ops that look up, gather, scatter and sort.
 
 Torch raises on an index out of range; JAX cannot, and reads the nearest element and
 drops the write. Indices are bounded by the data, so a lowered graph does not check.

@@ -1,4 +1,4 @@
-"""Products and attention."""
+"""ATen matrix products and attention kernels."""
 
 from collections.abc import Sequence
 from typing import Any
