@@ -1,6 +1,6 @@
 """Opens an address: a folder, a run, a hub id, a URL or a GGUF file.
 
-The one module that tells these apart. What it returns is a folder on this machine.
+The only module that distinguishes these. It returns a folder on this machine.
 """
 
 import os
@@ -23,15 +23,15 @@ def open_folder(
     """Returns the folder that an address names, downloaded or converted if need be.
 
     An address is a folder, a run's folder, `hf://org/name` or `org/name` with
-    `@revision` where wanted, or a URL of any file system that fsspec supports
-    (`gs://bucket/model`). A run's folder stands for its export. A .gguf file at any of
+    an optional `@revision`, or a URL of any file system that fsspec supports
+    (`gs://bucket/model`). A run's folder gives its export. A .gguf file at any of
     these places is converted to a folder in the cache. A `Folder` is returned as it is.
 
     Args:
         address: the path, hub id or URL; a `~` is expanded.
-        dequantise: whether a quantised folder is replaced by its plain copy, see
-            `dew.converters.folder.dequantize`.
-        unpickle: reads pickled weights where there are no others; None refuses them.
+        dequantise: whether a quantised folder is replaced by its plain copy, for the
+            formats of `dew.converters.folder.dequantize`.
+        unpickle: reads pickled weights if there are only those; None refuses them.
 
     Raises:
         ValueError: the address names nothing, or a file other than a .gguf, or a run
@@ -42,7 +42,7 @@ def open_folder(
     text = os.fspath(address)
     path = _local_path(text)
     if path.is_dir():
-        path = _exported(path)
+        path = _find_export(path)
     elif path.suffix == ".gguf":
         path = cached_folder([path], "gguf", lambda folder: write_model(path, folder))
     else:
@@ -67,7 +67,7 @@ def _local_path(text: str) -> Path:
     raise ValueError(f"there is no folder {text}")
 
 
-def _exported(path: Path) -> Path:
+def _find_export(path: Path) -> Path:
     """Returns the export of a run's folder; any other folder as it is."""
     run = RunFolder(path)
     if not run.is_run or (path / CONFIG).exists():

@@ -101,7 +101,7 @@ def load(
 
     Args:
         address: a folder, a hub id, a URL, a .gguf file, or a run's folder, which
-            stands for its export; see `dew.converters.open_folder.open_folder`.
+            gives its export, as `dew.converters.open_folder.open_folder` has it.
         dtype: dtype of the parameters; None keeps the stored one.
         road: "native" for dew's own modules, "lowered" for transformers' module through
             torch.export, "auto" for the native road where it has the architecture.
@@ -115,8 +115,8 @@ def load(
     Raises:
         ValueError: the address names nothing, or fields or tensors of the folder are
             not accounted for; the message lists all of them.
-        UnknownFamilyError: the architecture takes a road that was not asked for or is
-            not installed.
+        UnknownFamilyError: the architecture needs a road other than `road`, or one that
+            is not installed.
     """
     folder = open_folder(address, dequantise=dequantise, unpickle=_unpickle)
     if folder.is_adapter:
@@ -199,7 +199,7 @@ def save(
         merge: whether an adapter is merged into the weights, and all of them written.
 
     Raises:
-        TypeError: the model came from no folder, so there is no config to write.
+        TypeError: the model was not loaded from a folder, so it has no config.
         ValueError: `merge` of a model without an adapter, or a dtype for an adapter.
     """
     source = task.source

@@ -1,4 +1,4 @@
-"""Folders converted from other files, kept in the cache until the files change."""
+"""A cache of folders that are converted from other files, until those change."""
 
 import hashlib
 import json
@@ -12,11 +12,11 @@ from dew.converters.folder.atomic import write_atomically
 
 _MARKS = ".made-from.json"
 _FORM = 1
-"""Raised when the same files are converted to something else than before."""
+"""Version of the conversions; a higher one makes every entry again."""
 
 
 def cache_folder() -> Path:
-    """Returns the folder of all cached folders: $DEW_CACHE, else the user's cache."""
+    """Returns the folder of the whole cache: $DEW_CACHE, or in the user's cache."""
     base = os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")
     return Path(os.environ.get("DEW_CACHE", Path(base) / "dew"))
 
@@ -24,13 +24,13 @@ def cache_folder() -> Path:
 def cached_folder(
     files: Sequence[Path], kind: str, convert: Callable[[Path], None]
 ) -> Path:
-    """Returns the cached folder that `convert` filled from the files.
+    """Returns the cached folder that `convert` fills from the files.
 
-    It is converted again where a file's size or modification time has changed, and
+    It is converted again when a file's size or modification time has changed, and
     appears when complete. Of several processes one converts and the others wait.
 
     Args:
-        files: the source files; each set of them has an entry of its own.
+        files: the source files; each list of them has an entry of its own.
         kind: name of the conversion, and of the sub-folder in the cache.
         convert: writes the result into an empty folder.
     """
@@ -38,7 +38,7 @@ def cached_folder(
     key = hashlib.sha256(resolved.encode()).hexdigest()[:16]
     folder = cache_folder() / kind / f"{files[0].stem}-{key}"
     marks = json.dumps([_FORM, *([s.st_size, s.st_mtime_ns] for s in _stats(files))])
-    with locked(folder):
+    with entry_lock(folder):
         note = folder / _MARKS
         if note.exists() and note.read_text() == marks:
             return folder
@@ -48,7 +48,7 @@ def cached_folder(
     return folder
 
 
-def locked(folder: Path) -> FileLock:
+def entry_lock(folder: Path) -> FileLock:
     """Returns the lock on a cache entry; the system frees it when a process dies."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     return FileLock(folder.with_name(f".{folder.name}.lock"))

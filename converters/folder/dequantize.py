@@ -1,6 +1,6 @@
-"""Quantised folders as plain ones, where it is asked for: numpy, one tensor at a time.
+"""Conversion of quantised folders to plain ones, in numpy, one tensor at a time.
 
-What can be said exactly is read: a number of 8 or 4 bits times a scale. Products are
+Read are formats whose value is a number of 8 or 4 bits times a scale. Products are
 float32 and rounded once, to the dtype of the config. Methods that need their own code
 (GPTQ, AWQ, bitsandbytes) are refused by name.
 """
@@ -21,20 +21,20 @@ from dew.converters.folder.weights import Weights, read_weights
 from dew.converters.folder.write import copied_files, json_bytes, write_folder
 
 METHODS = ("fp8", "compressed-tensors", "mxfp4")
-"""What quantization_config may say; `compressed-tensors` in float8 alone."""
+"""Methods of quantization_config that are read; `compressed-tensors` in float8 only."""
 
 _FLOAT4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 _FLOAT4 = np.concatenate([_FLOAT4, -_FLOAT4])
 _DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _ACTIVATIONS = ("input_scale", "output_scale", "activation_scale", "k_scale", "v_scale")
-"""Ends of names of scales that say nothing of weights."""
+"""Name ends of scales that belong to activations, not to weights."""
 
 
 def dequantise_folder(folder: Path) -> Path:
-    """Returns the folder with plain weights, from the cache; itself where it has them.
+    """Returns a cached copy with plain weights; the folder itself if it has those.
 
     Raises:
-        ValueError: its method is none of `METHODS`, or a packed tensor has no scale.
+        ValueError: its method is not in `METHODS`, or a packed tensor has no scale.
     """
     file = folder / CONFIG
     config = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
@@ -74,7 +74,7 @@ def dequantise_folder(folder: Path) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class _Plain:
-    """A tensor to be written, and where it lies in the quantised folder's files."""
+    """A tensor to be written, the file it goes into, and its dequantised values."""
 
     spec: Spec
     file: str
@@ -84,49 +84,48 @@ class _Plain:
 def _plan(
     weights: Weights, dtype: np.dtype, quantisation: Mapping[str, Any]
 ) -> dict[str, _Plain]:
-    """Says what becomes of every stored tensor; scales become nothing of their own."""
+    """Returns the tensors to write; scales are multiplied in and not written."""
     faults = list(weights.faults)
     plan: dict[str, _Plain] = {}
-    taken: set[str] = set()
+    packed: set[str] = set()
     for name, entry in weights.entries.items():
         stem = name.removesuffix("_blocks")
         if name.endswith("_blocks") and f"{stem}_scales" in weights.entries:
             experts, rows, groups, half = entry.shape
             shape = (experts, groups * half * 2, rows)
-            named, scale, widen = stem, f"{stem}_scales", _float4
+            target, scale, widen = stem, f"{stem}_scales", _widen_float4
         elif entry.dtype.startswith("F8"):
             ends = ("_scale_inv", "_scale")
-            found = [name + end for end in ends if name + end in weights.entries]
-            if not found:
+            scales = [name + end for end in ends if name + end in weights.entries]
+            if not scales:
                 faults.append(f"{name} is {entry.dtype} and has no {name}_scale_inv")
                 continue
             block = quantisation.get("weight_block_size")
-            named, scale, shape = name, found[0], entry.shape
-            widen = _scaled_by(block)
+            target, scale, shape = name, scales[0], entry.shape
+            widen = _widen_by_scale(block)
         else:
             continue
-        taken |= {name, scale}
-        plan[named] = _Plain(
-            spec=Spec(name=named, dtype=dtype, shape=shape),
+        packed |= {name, scale}
+        plan[target] = _Plain(
+            spec=Spec(name=target, dtype=dtype, shape=shape),
             file=entry.file.name,
             values=_reader(weights, name, scale, widen, dtype),
         )
     if faults:
         raise ValueError("cannot be dequantised: " + "; ".join(faults[:8]))
     for name, entry in weights.entries.items():
-        if name not in taken and not name.endswith(_ACTIVATIONS):
+        if name not in packed and not name.endswith(_ACTIVATIONS):
             spec = Spec(name=name, dtype=weights.dtype(name), shape=entry.shape)
-            kept = _Plain(
+            plan[name] = _Plain(
                 spec=spec,
                 file=entry.file.name,
                 values=lambda name=name: weights.view(name),
             )
-            plan[name] = kept
     return plan
 
 
 Widen = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""From packed numbers and their scales to float32."""
+"""Function of packed numbers and their scales that returns float32 values."""
 
 
 def _reader(
@@ -140,7 +139,7 @@ def _reader(
     return read
 
 
-def _scaled_by(block: list[int] | None) -> Widen:
+def _widen_by_scale(block: list[int] | None) -> Widen:
     def widen(packed: np.ndarray, scales: np.ndarray) -> np.ndarray:
         scales = scales.astype(np.float32)
         if block is not None and scales.ndim == packed.ndim >= 2:
@@ -157,12 +156,12 @@ def _scaled_by(block: list[int] | None) -> Widen:
     return widen
 
 
-def _float4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Two numbers a byte, the low one first; 32 share a power of two."""
+def _widen_float4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Unpacks two numbers a byte, the low one first; 32 share a power of two."""
     experts, rows, groups, half = blocks.shape
     wide = np.empty((experts, rows, groups, half, 2), np.float32)
     wide[..., 0] = _FLOAT4[blocks & 0x0F]
     wide[..., 1] = _FLOAT4[blocks >> 4]
     wide = np.ldexp(wide, scales.astype(np.int32)[..., None, None] - 127)
-    # gpt-oss stores the plain ones with inputs first.
+    # gpt-oss stores its plain matrices with inputs first.
     return wide.reshape(experts, rows, -1).swapaxes(1, 2)

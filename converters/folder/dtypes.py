@@ -1,4 +1,4 @@
-"""Dtype conversion: into memory that JAX uses in place, and back without overflow."""
+"""Dtype conversion into aligned memory, and with a check for overflow."""
 
 import math
 
@@ -7,17 +7,17 @@ import numpy as np
 from dew.converters.folder.safetensors import ALIGNMENT
 
 _RUN = 1 << 18
-"""Elements converted at a time, few enough to be in cache for the check."""
+"""Elements converted at a time, few enough to stay in the CPU's cache for the check."""
 
 
 def convert_dtype(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Returns the array in `dtype`, rounded to nearest; itself where it has it.
+    """Returns the array in `dtype`, rounded to nearest; itself if it has that dtype.
 
     New arrays are aligned to 64 bytes, where XLA's CPU uses them without another copy.
     """
     if array.dtype == dtype:
         return array
-    new = _aligned(array.shape, dtype)
+    new = _empty_aligned(array.shape, dtype)
     np.copyto(new, array, casting="unsafe")
     return new
 
@@ -36,7 +36,7 @@ def convert_checked(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray
     if array.dtype == dtype:
         return array
     source = np.ascontiguousarray(array).reshape(-1)
-    new = _aligned(source.shape, dtype)
+    new = _empty_aligned(source.shape, dtype)
     for start in range(0, len(source), _RUN):
         run = slice(start, start + _RUN)
         with np.errstate(over="ignore"):
@@ -53,7 +53,7 @@ def convert_checked(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray
     return new.reshape(array.shape)
 
 
-def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def _empty_aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     size = math.prod(shape) * dtype.itemsize
     raw = np.empty(size + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT

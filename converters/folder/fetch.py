@@ -1,4 +1,4 @@
-"""Folders fetched from the Hugging Face hub, or any file system that fsspec knows."""
+"""Downloads of folders from the Hugging Face hub and from fsspec's file systems."""
 
 import hashlib
 import json
@@ -51,13 +51,13 @@ def download_hub(name: str, address: str) -> Path:
     repository, _, revision = name.rstrip("/").partition("@")
 
     def fetch(*patterns: str) -> Path:
-        fetched = snapshot_download(
+        folder = snapshot_download(
             repository,
             revision=revision or None,
             allow_patterns=list(patterns),
             ignore_patterns=["original/*", "onnx/*"],
         )
-        return Path(fetched)
+        return Path(folder)
 
     try:
         if file:
@@ -78,32 +78,41 @@ def download_hub(name: str, address: str) -> Path:
 
 
 def download_url(address: str) -> Path:
-    """Copies a remote folder, or one file, into the cache; what is there stays."""
+    """Copies a remote folder, or one file, into the cache, and returns the copy.
+
+    Files whose checksum is unchanged are not downloaded again.
+
+    Raises:
+        ValueError: the address cannot be listed, or holds no files.
+    """
+    # fsspec's `filecache` would not do: it keeps files that were removed at the source,
+    # so a stale shard would stay in the folder, and with `same_names` it puts the files
+    # of nested folders into one.
     try:
         files, root = fsspec.core.url_to_fs(address)
-        listed = [file for file in files.find(root) if not _hidden(file, root)]
+        remote = [file for file in files.find(root) if not _is_hidden(file, root)]
     except (ValueError, ImportError, OSError) as error:
         raise ValueError(f"{address} cannot be listed: {error}") from error
-    if not listed:
+    if not remote:
         raise ValueError(f"{address} holds no files")
     target = cache_folder() / hashlib.sha256(address.encode()).hexdigest()[:16]
     target.mkdir(parents=True, exist_ok=True)
     note = target / ".fetched.json"
-    known = json.loads(note.read_text()) if note.exists() else {}
+    old_marks = json.loads(note.read_text()) if note.exists() else {}
     marks = {}
-    for file in listed:
+    for file in remote:
         name = file.removeprefix(root).lstrip("/") or Path(root).name
         marks[name] = str(files.checksum(file))
-        if known.get(name) != marks[name] or not (target / name).exists():
+        if old_marks.get(name) != marks[name] or not (target / name).exists():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             partial = target / f"{name}.partial"
             files.get_file(file, str(partial))
             partial.replace(target / name)
-    for name in set(known) - set(marks):
+    for name in set(old_marks) - set(marks):
         (target / name).unlink(missing_ok=True)
     note.write_text(json.dumps(marks))
-    return target / Path(root).name if listed == [root] else target
+    return target / Path(root).name if remote == [root] else target
 
 
-def _hidden(file: str, root: str) -> bool:
+def _is_hidden(file: str, root: str) -> bool:
     return any(part.startswith(".") for part in file.removeprefix(root).split("/"))

@@ -1,8 +1,11 @@
 """The safetensors format: a JSON header, then the bytes of every tensor.
 
-Headers are checked before anything is read, tensors are views of the mapped file, and
-what is written here loads on a CPU without a copy: XLA takes a host pointer as it is
-where it stands on 64 bytes.
+Headers are checked before any tensor is read, and tensors are views of the mapped file.
+
+The `safetensors` package is not used, for three reasons. Its writer needs all tensors
+in memory; this one streams one at a time. It aligns data to 8 bytes, and XLA's CPU uses
+a host array without a copy only at a multiple of 64. Its reader stops at the first
+fault of a header; this one collects all of them for one message.
 """
 
 import json
@@ -35,7 +38,7 @@ DTYPES: Mapping[str, np.dtype] = {
     "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
     "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
 }
-"""The dtypes we read, by the names the format gives them."""
+"""Dtypes that are read, by their names in the format."""
 
 NAMES: Mapping[np.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -45,7 +48,7 @@ _MOST_HEADER_BYTES = 100_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """Where one tensor lies: bytes `start` to `end`, counted from the file's first."""
+    """Place of one tensor in a file: from byte `start` up to byte `end`."""
 
     name: str
     file: Path
@@ -62,9 +65,10 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What a file says it holds, in the order of the bytes, and what is wrong with it.
+    """Contents of one file by its header, in byte order, and the header's faults.
 
-    Entries of dtypes we do not read are listed too: whoever asks for one is told.
+    Entries of dtypes that are not in `DTYPES` are included; `unreadable` of
+    `dew.converters.folder.weights` lists them where they are needed.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -73,13 +77,12 @@ class Header:
 
 
 def read_header(file: Path) -> Header:
-    """Reads and checks the header of one safetensors file, and none of its tensors."""
+    """Reads and checks the header of one safetensors file, without its tensors."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little") if size >= 8 else -1
         if length < 0 or length > min(size - 8, _MOST_HEADER_BYTES):
-            fault = f"{file.name} is no safetensors file: {size} bytes hold no header"
-            return Header(faults=(_shown(fault, length, size),))
+            return Header(faults=(_length_fault(file, length, size),))
         text = stream.read(length)
     try:
         pairs = json.loads(text, object_pairs_hook=list)
@@ -88,7 +91,7 @@ def read_header(file: Path) -> Header:
         return Header(faults=(f"{file.name}: the header is not JSON objects: {error}",))
     metadata = dict(described).get("__metadata__", {})
     tensors = [pair for pair in described if pair[0] != "__metadata__"]
-    faults = _doubled_names(file, [name for name, _ in tensors])
+    faults = _repeated_names(file, [name for name, _ in tensors])
     entries = []
     for name, facts in tensors:
         fault = _shape_fault(facts)
@@ -112,18 +115,19 @@ def read_header(file: Path) -> Header:
     return Header(entries=tuple(entries), metadata=metadata, faults=tuple(faults))
 
 
-def _shown(fault: str, length: int, size: int) -> str:
+def _length_fault(file: Path, length: int, size: int) -> str:
+    fault = f"{file.name} is no safetensors file: {size} bytes hold no header"
     if length <= _MOST_HEADER_BYTES and length > size - 8:
         return f"{fault} of the {length} bytes it announces; it was cut short"
     return fault
 
 
-def _doubled_names(file: Path, names: Sequence[str]) -> list[str]:
-    doubled = sorted({name for name in names if names.count(name) > 1})
-    return [f"{file.name} names {name} twice" for name in doubled]
+def _repeated_names(file: Path, names: Sequence[str]) -> list[str]:
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    return [f"{file.name} names {name} twice" for name in repeated]
 
 
-def _whole(numbers: Any, count: int | None = None) -> bool:
+def _is_counts(numbers: Any, count: int | None = None) -> bool:
     return (
         type(numbers) is list
         and all(type(n) is int and n >= 0 for n in numbers)
@@ -132,23 +136,23 @@ def _whole(numbers: Any, count: int | None = None) -> bool:
 
 
 def _shape_fault(facts: Mapping[str, Any]) -> str | None:
-    """Says what is wrong with one tensor's record, by itself."""
+    """Returns the fault of one tensor's record, regardless of the others."""
     dtype, shape, offsets = (facts.get(k) for k in ("dtype", "shape", "data_offsets"))
-    if not (type(dtype) is str and _whole(shape) and _whole(offsets, 2)):
+    if not (type(dtype) is str and _is_counts(shape) and _is_counts(offsets, 2)):
         return f"is not described by dtype, shape and two offsets: {dict(facts)}"
     if shape is None or offsets is None or dtype not in DTYPES:
         return None
-    wanted = math.prod(shape) * DTYPES[dtype].itemsize
-    if offsets[1] - offsets[0] != wanted:
-        found = offsets[1] - offsets[0]
-        return f"is {dtype}{shape}, {wanted} bytes, but its offsets span {found}"
+    size = math.prod(shape) * DTYPES[dtype].itemsize
+    span = offsets[1] - offsets[0]
+    if span != size:
+        return f"is {dtype}{shape}, {size} bytes, but its offsets span {span}"
     return None
 
 
 def _layout_faults(
     file: Path, entries: Sequence[Entry], start: int, size: int
 ) -> list[str]:
-    """Says where tensors overlap, leave holes, or lie past the end of the file."""
+    """Lists overlaps, gaps, and tensors that reach past the end of the file."""
     faults = []
     at = start
     for entry in entries:
@@ -171,14 +175,14 @@ def _layout_faults(
 
 
 class MappedFile:
-    """A file in memory as the operating system pages it in; it is never read ahead."""
+    """A memory-mapped file, of which only the pages in use are in memory."""
 
     def __init__(self, file: Path) -> None:
         with file.open("rb") as stream:
             self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
 
     def view(self, entry: Entry) -> np.ndarray:
-        """Returns the tensor as a read-only view; its bytes are read when looked at."""
+        """Returns the tensor as a read-only view; its bytes are read on first use."""
         dtype = DTYPES[entry.dtype]
         if not entry.size_bytes:
             return np.zeros(entry.shape, dtype)
@@ -187,7 +191,7 @@ class MappedFile:
         return flat.reshape(entry.shape)
 
     def release(self, entry: Entry) -> None:
-        """Lets the pages that only this tensor uses go; a later look reads them again.
+        """Frees the memory pages of this tensor alone; a later access reads them again.
 
         Without it a mapped checkpoint that was copied counts twice in the process's
         memory.
@@ -200,7 +204,7 @@ class MappedFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """A tensor to be written, before its values are known."""
+    """Name, dtype and shape of a tensor that is to be written."""
 
     name: str
     dtype: np.dtype
@@ -247,7 +251,7 @@ def write_file(
             assert actual == (spec.dtype, spec.shape), (spec, actual)
             flat = np.ascontiguousarray(array).reshape(-1)
             stream.write(flat.view(np.uint8).data)
-            # Or this tensor would stay in memory while the next one is computed.
+            # Otherwise this tensor stays in memory while the next one is computed.
             del array, flat
             release(spec.name)
     os.chmod(file, 0o644)

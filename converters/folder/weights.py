@@ -1,7 +1,7 @@
-"""The weight files of a folder: which tensors it really has, and where.
+"""The weight files of a folder: its tensors, and the file that each is in.
 
-The index is the authority where there is one: shards it does not name are stale and
-are not opened. What contradicts it is collected as faults, for one error in the end.
+Where there is an index it decides: shards that it does not name are stale and are not
+opened. Contradictions are collected as faults, for one error at the end.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ _HASH_CHUNK_BYTES = 1 << 24
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """The tensors of a folder by name; each is read when it is looked at.
+    """The tensors of a folder by name; each is read on first use.
 
     `entries` are in the order of the files and of the bytes in them. `index` is the
     index file's text where there is one.
@@ -63,7 +63,7 @@ class Weights:
         return self._map(name).view(self.entries[name])
 
     def release(self, name: str) -> None:
-        """Gives back the memory that looking at a tensor took."""
+        """Frees the memory pages of a tensor that has been read."""
         self._map(name).release(self.entries[name])
 
     def _map(self, name: str) -> MappedFile:
@@ -74,7 +74,7 @@ class Weights:
 
     @cached_property
     def content_hash(self) -> str:
-        """sha256 over all names, dtypes, shapes and bytes, however they are sharded."""
+        """sha256 of all names, dtypes, shapes and bytes, however they are sharded."""
         digest = hashlib.sha256()
         for name in sorted(self.entries):
             entry = self.entries[name]
@@ -90,13 +90,13 @@ def read_weights(folder: Path) -> Weights | None:
     """Reads the headers of a folder's safetensors files; None where it has none.
 
     Raises:
-        ValueError: the folder holds files of which it is not clear which count.
+        ValueError: the folder holds files, and nothing decides which of them count.
     """
     single, index = folder / SINGLE, folder / INDEX
     if index.exists():
-        return _indexed(folder, index.read_bytes())
+        return _read_index(folder, index.read_bytes())
     if single.exists():
-        return _joined({SINGLE: read_header(single)}, {})
+        return _join({SINGLE: read_header(single)}, {})
     stray = sorted(file.name for file in folder.glob("*.safetensors"))
     stray = [name for name in stray if not name.startswith("adapter_")]
     if stray:
@@ -108,7 +108,7 @@ def read_weights(folder: Path) -> Weights | None:
     return None
 
 
-def _indexed(folder: Path, text: bytes) -> Weights:
+def _read_index(folder: Path, text: bytes) -> Weights:
     placed = weight_map(folder / INDEX)
     if SINGLE not in placed.values() and (folder / SINGLE).exists():
         raise ValueError(
@@ -124,7 +124,7 @@ def _indexed(folder: Path, text: bytes) -> Weights:
         else:
             lost = [tensor for tensor, file in placed.items() if file == name]
             faults.append(f"{INDEX} names {name}, which is missing: {_few(lost)}")
-    joined = _joined(headers, placed)
+    joined = _join(headers, placed)
     return Weights(
         entries=joined.entries,
         metadata=joined.metadata,
@@ -134,10 +134,10 @@ def _indexed(folder: Path, text: bytes) -> Weights:
 
 
 def weight_map(index: Path) -> dict[str, str]:
-    """Returns the file of each tensor, as an index has it.
+    """Returns the file of each tensor, by an index.
 
     Raises:
-        ValueError: it has none, or names files elsewhere.
+        ValueError: the index has no such map, or names files in other folders.
     """
     try:
         placed = json.loads(index.read_bytes())["weight_map"]
@@ -150,14 +150,14 @@ def weight_map(index: Path) -> dict[str, str]:
     return placed
 
 
-def _joined(headers: Mapping[str, Header], placed: Mapping[str, str]) -> Weights:
-    """Joins the files' tensors; `placed` says which file each belongs to."""
+def _join(headers: Mapping[str, Header], placed: Mapping[str, str]) -> Weights:
+    """Joins the tensors of all files; `placed` is the index's file of each tensor."""
     faults = [fault for header in headers.values() for fault in header.faults]
-    found: dict[str, list[Entry]] = {}
+    copies_of: dict[str, list[Entry]] = {}
     for header in headers.values():
         for entry in header.entries:
-            found.setdefault(entry.name, []).append(entry)
-    for name, copies in found.items():
+            copies_of.setdefault(entry.name, []).append(entry)
+    for name, copies in copies_of.items():
         files = [entry.file.name for entry in copies]
         if len(set(files)) > 1:
             faults.append(f"doubled: {name} is in {' and in '.join(files)}")
@@ -168,13 +168,12 @@ def _joined(headers: Mapping[str, Header], placed: Mapping[str, str]) -> Weights
                 f"{INDEX} places {name} in {placed[name]}, but it is in {files[0]}"
             )
     for name, header in headers.items():
-        held = {entry.name for entry in header.entries}
-        lost = [t for t, file in placed.items() if file == name and t not in held]
-        lost = [tensor for tensor in lost if tensor not in found]
+        # A tensor that another file has is a fault of its own, reported above.
+        lost = [t for t, file in placed.items() if file == name and t not in copies_of]
         if lost and not header.faults:
             faults.append(f"{INDEX} places in {name} what is not there: {_few(lost)}")
     return Weights(
-        entries={name: copies[0] for name, copies in found.items()},
+        entries={name: copies[0] for name, copies in copies_of.items()},
         metadata={name: header.metadata for name, header in headers.items()},
         faults=tuple(faults),
     )
@@ -185,7 +184,7 @@ def _few(names: Sequence[str]) -> str:
 
 
 def unreadable(weights: Weights, names: Iterator[str] | Sequence[str]) -> list[str]:
-    """Lists the tensors of dtypes that hold no plain weights, with advice."""
+    """Lists the tensors whose dtypes hold packed or integer numbers, with advice."""
     faults = []
     for name in names:
         dtype = weights.entries[name].dtype
@@ -202,4 +201,4 @@ def unreadable(weights: Weights, names: Iterator[str] | Sequence[str]) -> list[s
 
 
 FLOATS = ("F64", "F32", "F16", "BF16")
-"""The dtypes that weights may have."""
+"""Dtypes that weights may have."""

@@ -1,8 +1,8 @@
-"""A LoRA adapter over a pretrained model: which matrices get one, and what it is.
+"""LoRA adapters over a pretrained model, and the choice of matrices that get one.
 
-Targets go by the names that torch's modules have, as in PEFT, or by our own paths. Of
-a matrix that torch fuses and we keep apart (GPT-2's `c_attn`, Phi 3's `qkv_proj`) each
-part has an adapter of its own; `dew.converters.lora.peft` says how the two become one.
+Targets are names of torch's modules, as in PEFT, or paths of dew's variables. Where
+torch fuses several linear maps into one matrix (GPT-2's `c_attn`, Phi 3's `qkv_proj`)
+each map has an adapter of its own; `dew.converters.lora.peft_layout` joins them.
 """
 
 import re
@@ -28,9 +28,9 @@ from dew.typing import Path, Variables
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One of our linear maps in a matrix of torch's: its adapter, and how it lies.
+    """The adapter of one linear map, and the map's place in a matrix of torch's.
 
-    `piece` places the map's weight in the matrix.
+    `piece` is that place: the rows or columns that hold the map's weight.
     """
 
     adapter: Adapter
@@ -39,10 +39,10 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Adapted(Pretrained):
-    """A pretrained model with an adapter; `variables` hold both, `base` has none.
+    """A pretrained model with an adapter; `variables` hold both, `base` is without.
 
     The base's arrays are shared, not copied. `parts` are the adapted linear maps by
-    torch's module, and `saved` the stored tensors that are trained whole.
+    torch's module, and `saved` the stored tensors of which all numbers are trained.
     """
 
     base: Pretrained
@@ -52,22 +52,22 @@ class Adapted(Pretrained):
 
     @cached_property
     def torch_table(self) -> Table:
-        """The table of the base under the names that torch's modules have."""
+        """The base's tensors under the names of torch's modules."""
         return torch_table(self.base)
 
     @cached_property
-    def _whole(self) -> frozenset[Path]:
-        """The variables that are trained whole."""
+    def _saved_paths(self) -> frozenset[Path]:
+        """The variables of the tensors in `saved`."""
         sources = self.torch_table.sources
         return frozenset(p.target for name in self.saved for p in sources[name])
 
     def is_trained(self, path: Path) -> bool:
-        """Accepts what an adapter trains, for an objective's `trainable`."""
-        return is_factor(path) or path in self._whole
+        """Accepts the variables that are trained, for an objective's `trainable`."""
+        return is_factor(path) or path in self._saved_paths
 
     @property
     def content_hash(self) -> str:
-        """That of the base, and that of the adapter if it was loaded from a folder."""
+        """Hash of the base, joined by the adapter's if it was loaded from a folder."""
         hashes = [self.base.content_hash]
         if self.folder.weights is not self.base.folder.weights:
             hashes.append(self.folder.weights.content_hash)
@@ -75,32 +75,36 @@ class Adapted(Pretrained):
 
     @property
     def trained(self) -> "Trained":
-        """What the adapter trains: linear maps, and whole tensors."""
+        """The linear maps and whole tensors that the adapter trains."""
         return Trained(parts=self.parts, saved=self.saved)
 
     def plain(self, variables: Variables) -> tuple[Pretrained, Variables]:
-        """The base, with the adapter merged into its weights."""
+        """Returns the base and its variables with the adapter merged into them."""
         return self.base.plain(merge_adapters(variables))
 
 
 def adapt(source: Pretrained, lora: Lora, *, key: Key[Array, ""]) -> Adapted:
-    """Adds a new LoRA adapter to a native model; its initial update is zero.
+    """Returns a native model with a new adapter; B is zero, so logits are unchanged.
 
-    The result trains its adapter alone under `trainable=source.is_trained`:
+        >>> import dew, jax, numpy as np
+        >>> source = dew.load(FOLDER)
+        >>> adapted = dew.adapt(source, dew.Lora(rank=4), key=jax.random.key(0))
+        >>> len(adapted.parts), adapted.is_trained(("params", "embed", "weight"))
+        (14, False)
+        >>> ids = np.array([[1, 2, 3]])
+        >>> bool((adapted.logits(ids) == source.logits(ids)).all())
+        True
 
-    >>> import jax
-    >>> import dew
-    >>> lora = dew.Lora(rank=4, targets=("q_proj", "v_proj"))
-    >>> source = dew.adapt(dew.load(FOLDER), lora, key=jax.random.key(0))
-    >>> from dew.objectives import CausalLM
-    >>> objective = CausalLM(source=source, seq_len=32, trainable=source.is_trained)
-    >>> factors = objective.init(jax.random.key(1))["params"]["layers"]["0"]["attn"]
-    >>> {name: leaf.shape for name, leaf in factors["q"].items()}
-    {'lora_a': (4, 32), 'lora_b': (4, 8, 4)}
+    `is_trained` is the `trainable` of an objective that trains the adapter alone.
+
+    Args:
+        source: a model of the native road without an adapter.
+        lora: the adapter's targets, rank and scale.
+        key: random key of the factors A.
 
     Raises:
         ValueError: a target is not a linear map or not a module of the model, or the
-            model was loaded by the lowered road; all faults are named.
+            model was loaded by another road; the message lists all faults.
     """
     trained = find_trained(source, lora)
     adapters = [part.adapter for parts in trained.parts.values() for part in parts]
@@ -116,9 +120,9 @@ def attach(
     *,
     folder: Folder,
 ) -> Adapted:
-    """Returns the model with an adapter whose variables exist already.
+    """Returns the model with an adapter whose variables are in `variables`.
 
-    `folder` is the one the adapter was read from; a new adapter has its base's.
+    `folder` is the one the adapter was read from; for a new adapter it is the base's.
     """
     base = {f.name: getattr(source, f.name) for f in fields(Pretrained)}
     return Adapted(
@@ -132,21 +136,21 @@ def attach(
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What an adapter trains: linear maps by torch's module, and whole tensors."""
+    """Linear maps, by torch's module, and whole tensors that an adapter trains."""
 
     parts: Mapping[str, tuple[Part, ...]]
     saved: tuple[str, ...]
 
 
 def find_trained(source: Pretrained, lora: Lora) -> Trained:
-    """Returns the linear maps and tensors that a Lora's settings select in a model.
+    """Returns the linear maps and tensors that a `Lora` selects in a model.
 
     Raises:
-        ValueError: see `adapt`.
+        ValueError: as from `adapt`.
     """
     if source.road != "native":
         raise ValueError(
-            f"{source.address} came by the {source.road} road; adapters go beside "
+            f"{source.address} was loaded by the {source.road} road; adapters need "
             'native linear maps: load with road="native"'
         )
     if isinstance(source, Adapted):
@@ -164,9 +168,9 @@ def find_trained(source: Pretrained, lora: Lora) -> Trained:
 
 
 def torch_table(source: Pretrained) -> Table:
-    """The table of a native model under the names that torch's modules have.
+    """Returns the tensors of a native model under the names of torch's modules.
 
-    The file may spell them in another way.
+    Names in the weight files may differ from these.
     """
     family = family_of(source.config, source.address)
     config = {**source.config, **source.ties.edits}
@@ -180,13 +184,13 @@ def torch_table(source: Pretrained) -> Table:
 
 
 def module_of(stored: str) -> str:
-    """The torch module that a stored tensor is a parameter of."""
+    """Returns the torch module that a stored tensor is a parameter of."""
     return stored.rpartition(".")[0]
 
 
 @dataclass
 class _Choice:
-    """Targets held against one model; `faults` gather what does not fit."""
+    """Selection of a `Lora` in one model; `faults` collects what does not fit."""
 
     source: Pretrained
     lora: Lora
@@ -202,7 +206,7 @@ class _Choice:
 
     @cached_property
     def _sites(self) -> dict[str, list[tuple[Site, Piece]]]:
-        """The linear maps of each torch module that is a matrix of them."""
+        """Linear maps, by the torch module whose matrix holds them."""
         model: Any = self.source.model
         inputs = {"tokens": jnp.zeros((1, 1), jnp.int32)}
         linear: dict[Path, Site] = {
@@ -215,37 +219,37 @@ class _Choice:
         }
 
     def parts(self) -> dict[str, tuple[Part, ...]]:
-        """The adapted linear maps, by torch's module."""
-        wanted = {name: self._wanted(name) for name in self._targeted()}
-        found = {
-            name: tuple(self._part(name, *pair) for pair in pairs)
-            for name, pairs in wanted.items()
+        """Returns the adapted linear maps by torch's module."""
+        pairs_of = {name: self._target_sites(name) for name in self._target_modules()}
+        parts = {
+            name: tuple(self._make_part(name, *pair) for pair in pairs)
+            for name, pairs in pairs_of.items()
             if pairs
         }
-        if not found and not self.faults:
+        if not parts and not self.faults:
             self.faults.append(
                 f"targets = {self.lora.targets!r} selects no linear map; there are "
                 f"{', '.join(brief(self._sites))}"
             )
-        self._check_scan([part.adapter for parts in found.values() for part in parts])
-        return found
+        self._check_scan([part.adapter for each in parts.values() for part in each])
+        return parts
 
-    def _targeted(self) -> list[str]:
-        """The torch modules that the targets name."""
+    def _target_modules(self) -> list[str]:
+        """Returns the torch modules that the targets select."""
         targets = self.lora.targets
         if callable(targets) or targets == ALL_LINEAR:
-            named = [*self._sites]
+            modules = [*self._sites]
         else:
-            named = [name for name in self._modules if matches(targets, name)]
+            modules = [name for name in self._modules if matches(targets, name)]
             if type(targets) is not str:
-                self._check_names("targets", targets, named)
-        kept = [name for name in named if not self._is_excluded(name)]
-        odd = [name for name in kept if name not in self._sites]
+                self._check_names("targets", targets, modules)
+        modules = [name for name in modules if not self._is_excluded(name)]
+        odd = [name for name in modules if name not in self._sites]
         self.faults += [
             f"{line} is no linear map of ours; train it whole, by to_save"
             for line in brief(odd)
         ]
-        return [name for name in kept if name in self._sites]
+        return [name for name in modules if name in self._sites]
 
     def _is_excluded(self, module: str) -> bool:
         whole = (rf"(^|.*\.){name}($|\..*)" for name in self.lora.to_save)
@@ -253,13 +257,13 @@ class _Choice:
             re.match(pattern, module) for pattern in whole
         )
 
-    def _wanted(self, module: str) -> list[tuple[Site, Piece]]:
+    def _target_sites(self, module: str) -> list[tuple[Site, Piece]]:
         pairs, targets = self._sites[module], self.lora.targets
         if callable(targets):
             return [pair for pair in pairs if targets(pair[1].target)]
         return pairs
 
-    def _part(self, module: str, site: Site, piece: Piece) -> Part:
+    def _make_part(self, module: str, site: Site, piece: Piece) -> Part:
         adapter = Adapter(
             site=site,
             rank=self.lora.rank_of(module),
@@ -269,17 +273,17 @@ class _Choice:
         return Part(adapter=adapter, piece=piece)
 
     def _check_names(
-        self, what: str, wanted: Sequence[str], found: Sequence[str]
+        self, argument: str, names: Sequence[str], modules: Sequence[str]
     ) -> None:
         ends = sorted({name.rpartition(".")[2] for name in self._modules})
         self.faults += [
-            f"{what} names {name!r}, which is no module{nearest(name, ends)}"
-            for name in wanted
-            if not any(matches((name,), module) for module in found)
+            f"{argument} names {name!r}, which is no module{nearest(name, ends)}"
+            for name in names
+            if not any(matches((name,), module) for module in modules)
         ]
 
     def _check_scan(self, adapters: Sequence[Adapter]) -> None:
-        """Refuses a scan over layers whose adapters differ."""
+        """Adds a fault for a scan over layers whose adapters differ."""
         model = self.source.model
         banks = model.banks() if isinstance(model, Scanned) else ()
         for bank in banks:
@@ -296,21 +300,25 @@ class _Choice:
                 )
 
     def saved(self) -> tuple[str, ...]:
-        """The stored tensors that are trained whole."""
-        wanted = self.lora.to_save
-        found = [
+        """Returns the stored tensors of which all numbers are trained."""
+        ends = tuple(self.lora.to_save)
+        tensors = [
             name
             for name in self._table.sources
-            if any(above.endswith(tuple(wanted)) for above in _above(module_of(name)))
+            if any(path.endswith(ends) for path in _ancestors(module_of(name)))
         ]
-        self._check_saved(wanted, found)
-        return tuple(found)
+        self._check_saved(ends, tensors)
+        return tuple(tensors)
 
-    def _check_saved(self, wanted: Sequence[str], found: list[str]) -> None:
+    def _check_saved(self, names: Sequence[str], tensors: list[str]) -> None:
         lost = [
             name
-            for name in wanted
-            if not any(a.endswith(name) for n in found for a in _above(module_of(n)))
+            for name in names
+            if not any(
+                path.endswith(name)
+                for t in tensors
+                for path in _ancestors(module_of(t))
+            )
         ]
         ends = sorted({name.rpartition(".")[2] for name in self._modules})
         self.faults += [
@@ -318,7 +326,9 @@ class _Choice:
             for name in lost
         ]
         stacked = [
-            n for n in found if any(p.entry is not None for p in self._table.sources[n])
+            t
+            for t in tensors
+            if any(p.entry is not None for p in self._table.sources[t])
         ]
         self.faults += [
             f"{line} is one of a stack of experts, which torch's modules keep otherwise"
@@ -326,17 +336,19 @@ class _Choice:
         ]
         for copy in self._table.copies:
             origin = rule_path(self._table.sources[copy][0].target)
-            held = [n for n in found if n not in self._table.copies]
-            owners = {rule_path(p.target) for n in held for p in self._table.sources[n]}
-            if origin in owners and copy not in found:
-                found.append(copy)
-            elif copy in found and origin not in owners:
+            originals = [t for t in tensors if t not in self._table.copies]
+            owners = {
+                rule_path(p.target) for t in originals for p in self._table.sources[t]
+            }
+            if origin in owners and copy not in tensors:
+                tensors.append(copy)
+            elif copy in tensors and origin not in owners:
                 self.faults.append(
                     f"{copy} is tied to {origin}: save that module, and both move"
                 )
 
 
-def _above(module: str) -> list[str]:
-    """A module and those that it stands in."""
+def _ancestors(module: str) -> list[str]:
+    """Returns a module's name and those of the modules that contain it."""
     parts = module.split(".")
     return [".".join(parts[:i]) for i in range(1, len(parts) + 1)]

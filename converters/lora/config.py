@@ -1,4 +1,4 @@
-"""What a LoRA adapter is asked to be: targets by torch's names, rank and scale."""
+"""Settings of a LoRA adapter: its targets, rank and scale."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,31 +10,38 @@ from dew.typing import PathFilter
 ALL_LINEAR = "all-linear"
 
 Names = str | Sequence[str]
-"""Torch modules: a regular expression for whole names, or a list of their ends."""
+"""Names of torch modules: a regular expression for whole names, or a list of ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lora:
-    """Settings of a LoRA adapter: W x + scale · B A x, A [rank, inputs], as in PEFT.
+    """Settings of LoRA adapters W x + scale · B A x, with scale = alpha / rank.
 
-    >>> Lora(rank=16, alpha=32.0, targets=("q_proj", "v_proj")).targets
-    ('q_proj', 'v_proj')
-    >>> Lora(rank=0)
-    Traceback (most recent call last):
-    ValueError: ...rank must be >= 1, got 0...
+    A is [rank, inputs] and B [outputs, rank] (Hu et al., 2021). Fields mean what PEFT's
+    `LoraConfig` means by them.
+
+        >>> import dew
+        >>> lora = dew.Lora(rank=16, alpha=32.0, targets=("q_proj", "v_proj"))
+        >>> lora.scale("model.layers.0.self_attn.q_proj")
+        2.0
 
     Attributes:
-        rank: rank of each update.
-        alpha: scale of the update times the rank: scale = alpha / rank.
-        targets: ends of torch's module names, a regular expression that matches whole
-            names, "all-linear" for every linear map but the output head, or a filter of
-            variable paths.
-        exclude: names taken out of the targets again.
-        dropout: dropout rate of the adapter's input.
-        rslora: whether scale = alpha / √rank instead (Kalajdzievski, 2023).
-        to_save: modules trained whole, and stored in the adapter's folder.
-        rank_pattern: rank of the modules whose names end with a key.
-        alpha_pattern: alpha of the modules whose names end with a key.
+        rank: rows of A and columns of B.
+        alpha: numerator of the scale.
+        targets: ends of torch's module names (`("q_proj", "v_proj")`), a regular
+            expression that matches whole names, "all-linear" for every linear map
+            except the output head, or a filter of the paths of dew's variables.
+        exclude: modules that are left out of the targets, by ends of their names or
+            a regular expression.
+        dropout: dropout rate of the adapter's inputs.
+        rslora: whether the scale is alpha / √rank (Kalajdzievski, 2023).
+        to_save: modules of which all weights are trained, and written into the
+            adapter's folder.
+        rank_pattern: rank by a regular expression for ends of module names.
+        alpha_pattern: alpha by a regular expression for ends of module names.
+
+    Raises:
+        ValueError: a rank is less than 1, or dropout is outside [0, 1).
     """
 
     rank: int = 8
@@ -56,15 +63,15 @@ class Lora:
             raise ValueError("Lora: " + "; ".join(faults))
 
     def rank_of(self, module: str) -> int:
-        """The rank that a torch module's adapter has."""
+        """Returns the rank of a torch module's adapter."""
         return _by_pattern(self.rank_pattern, module, self.rank)
 
     def alpha_of(self, module: str) -> float:
-        """The alpha that a torch module's adapter has."""
+        """Returns the alpha of a torch module's adapter."""
         return _by_pattern(self.alpha_pattern, module, self.alpha)
 
     def scale(self, module: str) -> float:
-        """What multiplies the adapter of a torch module."""
+        """Returns the factor of B A x in a torch module's adapter."""
         rank = self.rank_of(module)
         return self.alpha_of(module) / (rank**0.5 if self.rslora else rank)
 
@@ -77,7 +84,7 @@ def _by_pattern(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
 
 
 def matches(names: Names, module: str) -> bool:
-    """Whether a torch module's name is one of those meant."""
+    """Whether a torch module's name matches the pattern, or one of the ends."""
     if type(names) is str:
         return re.fullmatch(names, module) is not None
     return any(module == name or module.endswith(f".{name}") for name in names)

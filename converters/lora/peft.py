@@ -3,7 +3,7 @@
 One matrix of torch's may be several linear maps here. Where their adapters share one A,
 as those read from PEFT do, the folder holds that A, and their B stacked along the rows.
 Where each has an A of its own, the folder holds one adapter whose rank is the sum of
-theirs (see `dew.converters.lora.peft_layout`): the same function, at the same scale.
+their ranks (`dew.converters.lora.peft_layout`): the same function at the same scale.
 """
 
 import json
@@ -55,10 +55,10 @@ from dew.tree import flatten, unflatten
 from dew.typing import Path, Variables
 
 PREFIX = "base_model.model."
-"""What PEFT puts before the names of torch's modules."""
+"""Prefix of the names of torch's modules in PEFT's files."""
 
 READ_AS_EXPERTS = ("deepseek_v2", "deepseek_v3", "qwen3_moe")
-"""Models of which PEFT (0.21) takes any target named as below for stacked experts."""
+"""Models in which PEFT (0.21) treats every target in `EXPERTS` as stacked experts."""
 
 EXPERTS = ("gate_proj", "up_proj", "down_proj")
 
@@ -70,7 +70,7 @@ def base_address(adapter: Folder) -> str:
     """Returns the address of the model that an adapter was trained over.
 
     Raises:
-        ValueError: its config names none.
+        ValueError: the adapter's config names no base.
     """
     config = adapter.adapter_config
     name, revision = (config.get(k) for k in ("base_model_name_or_path", "revision"))
@@ -85,7 +85,7 @@ def base_address(adapter: Folder) -> str:
 def load_adapter(
     adapter: Folder, base: Pretrained, *, dtype: DTypeLike | None = None
 ) -> Adapted:
-    """Reads an adapter's folder over its base model, which is loaded already.
+    """Returns a loaded base model with the adapter of a folder.
 
     Args:
         adapter: the folder of adapter_config.json and adapter_model.safetensors.
@@ -133,8 +133,8 @@ def save_adapter(
         check: called with the finished folder before it gets its name; may raise.
 
     Raises:
-        ValueError: the base is no folder that torch would read as we did, or PEFT
-            would read a module as another.
+        ValueError: torch would read the base's folder differently, because it was
+            loaded with `tied`, or PEFT would apply a module's adapter to another.
     """
     ties = source.base.ties
     # The adapter's config names its base by address alone, so whoever loads it gets the

@@ -48,9 +48,9 @@ FIELDS: Mapping[str, Field] = {
             *("arrow", "corda", "eva", "kasa", "lora_ga", "monteclora", "velora"),
         )
     },
-    # Starts that leave the base's weights as they are; others change them on loading.
+    # Initialisations that leave the base's weights unchanged; others change them.
     "init_lora_weights": Only(True, False, "gaussian", "orthogonal"),
-    # The orientation of torch's matrix, known from the model; fields without effect.
+    # The orientation of torch's matrix, derived from the model; fields without effect.
     "fan_in_fan_out": Inert(False),
     "layers_pattern": Inert(),
     "qalora_group_size": Inert(16),
@@ -61,7 +61,7 @@ FIELDS: Mapping[str, Field] = {
     "peft_version": Inert(),
     "runtime_config": Inert(),
 }
-"""Every field of PEFT's LoraConfig: used, known to change nothing, or refused."""
+"""Fields of PEFT's LoraConfig: used, without effect here, or refused."""
 
 
 def read_config(config: Mapping[str, object], address: str) -> Lora:

@@ -64,10 +64,10 @@ def join_factors(
         start = 0 if is_shared else rank * i
         columns[..., start : start + rank] = b
         blocks.append((_piece(part, rank * count), columns))
-    return np.concatenate(rows[:count]), _stacked(blocks)
+    return np.concatenate(rows[:count]), _stack(blocks)
 
 
-def _stacked(blocks: Sequence[tuple[Piece, np.ndarray]]) -> np.ndarray:
+def _stack(blocks: Sequence[tuple[Piece, np.ndarray]]) -> np.ndarray:
     """Returns B of the whole matrix from its maps' rows; zeros where none has any."""
     first, values = blocks[0]
     rank = values.shape[-1]

@@ -1,7 +1,7 @@
-"""New tokens for a model, and rows that are no tokens.
+"""New tokens in a model's vocabulary, and padding rows of its token tables.
 
-New tokens are written as a folder of their own: an adapter over them, and every tool,
-needs one. Padding is of the run alone: it is in no folder.
+A model with new tokens is written as a folder of its own, which adapters over it and
+other tools need. Padding rows exist in a run only and are never written.
 """
 
 import json
@@ -38,11 +38,11 @@ TOKEN_ROWS = (
     *("embed/weight", "head/weight", "head/bias"),
     *("head/vocab_own/weight", "head/vocab_own/bias", "head/vocab_tied/bias"),
 )
-"""The variables that have a row for each token."""
+"""Variables that have one row for each token."""
 
 
 def has_token_rows(path: Path) -> bool:
-    """Accepts the variables that have a row for each token."""
+    """Accepts the variables that have one row for each token."""
     return rule_path(path) in TOKEN_ROWS
 
 
@@ -53,24 +53,26 @@ def extend_vocabulary(
     *,
     special: bool = False,
 ) -> FilePath:
-    """Writes a copy of a native model's folder whose vocabulary has more tokens.
+    """Writes a native model's folder with more tokens.
 
-    A new row, of the input and the output table and of the head's bias, is the float64
-    mean of the rows of all previous tokens. New tokens get the ids after the last one
-    of the tokenizer; unused rows of the tables there are filled first, and past them
-    the tables and the config's `vocab_size` grow. All other tensors and side files keep
-    their bytes. `special` tokens are omitted from text that is decoded without special
-    tokens.
+    A new row, of the input and the output table and of the head's bias, is the mean of
+    the rows of all earlier tokens, computed in float64. New tokens get the ids after
+    the tokenizer's last; spare rows of the tables at those ids are used first, and
+    beyond them the tables and the config's `vocab_size` grow. All other tensors and
+    side files keep their bytes. `special` tokens are left out when text is decoded
+    without specials.
 
-    >>> import dew
-    >>> folder = extend_vocabulary(dew.load(FOLDER), ["<call>", "<result>"], "extended")
-    >>> dew.load(folder).config["vocab_size"], dew.load(FOLDER).config["vocab_size"]
-    (99, 97)
+        >>> import dew
+        >>> source = dew.load(FOLDER)
+        >>> folder = dew.extend_vocabulary(source, ["<tool>", "<call>"], "extended")
+        >>> extended = dew.load(folder)
+        >>> extended.config["vocab_size"], extended.tokenizer.token_to_id("<call>")
+        (99, 98)
 
     Raises:
-        ValueError: a token is empty, duplicated or in the vocabulary already, the model
-            has no tokenizer or fewer rows than its tokenizer has tokens, or the target
-            folder exists; all faults are named.
+        ValueError: a token is empty, repeated or in the vocabulary already, the model
+            has no tokenizer or fewer rows than its tokenizer has tokens, or the folder
+            exists; the message lists all faults.
     """
     extension = _Extension(source, tuple(tokens), special)
     extension.check()
@@ -82,14 +84,14 @@ def extend_vocabulary(
 
 @dataclass(frozen=True)
 class _Extension:
-    """New tokens of one model, and the folder they are written to."""
+    """A model, its new tokens, and the files they change."""
 
     source: Pretrained
     tokens: tuple[str, ...]
     special: bool
 
     def check(self) -> None:
-        """Raises all that is wrong at once."""
+        """Raises one error that lists every fault."""
         source = self.source
         if source.road != "native" or isinstance(source, Adapted | Padded):
             raise ValueError(
@@ -106,14 +108,14 @@ class _Extension:
             if self.tokens.count(token) > 1
         ]
         faults += [
-            f"{token!r} has the id {self._known[token]} already"
+            f"{token!r} has the id {self._old_ids[token]} already"
             for token in self.tokens
-            if token in self._known
+            if token in self._old_ids
         ]
-        if max(self._known.values()) >= self._rows:
+        last = max(self._old_ids.values())
+        if last >= self._rows:
             faults.append(
-                f"the tokenizer uses id {max(self._known.values())}, and the model has "
-                f"{self._rows} rows"
+                f"the tokenizer uses id {last}, and the model has {self._rows} rows"
             )
         ties = source.ties
         if ties.edits or ties.dropped or ties.borrowed:
@@ -125,7 +127,7 @@ class _Extension:
             )
 
     @cached_property
-    def _known(self) -> Mapping[str, int]:
+    def _old_ids(self) -> Mapping[str, int]:
         assert self.source.tokenizer is not None
         return self.source.tokenizer.get_vocab(with_added_tokens=True)
 
@@ -135,31 +137,31 @@ class _Extension:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer with the new tokens."""
+        """The source's tokenizer with the new tokens."""
         assert self.source.tokenizer is not None
-        grown = Tokenizer.from_str(self.source.tokenizer.to_str())
-        grown.add_tokens(
+        tokenizer = Tokenizer.from_str(self.source.tokenizer.to_str())
+        tokenizer.add_tokens(
             [
                 AddedToken(token, normalized=False, special=self.special)
                 for token in self.tokens
             ]
         )
-        return grown
+        return tokenizer
 
     @cached_property
-    def _new(self) -> dict[str, int]:
+    def _new_ids(self) -> dict[str, int]:
         """The ids of the new tokens."""
-        known = self.tokenizer.get_vocab(with_added_tokens=True)
-        return {token: known[token] for token in self.tokens}
+        ids = self.tokenizer.get_vocab(with_added_tokens=True)
+        return {token: ids[token] for token in self.tokens}
 
     @property
     def rows(self) -> int:
-        """Rows of the tables afterwards."""
-        return max(self._rows, max(self._new.values()) + 1)
+        """Rows of the tables with the new tokens."""
+        return max(self._rows, max(self._new_ids.values()) + 1)
 
     @cached_property
-    def _grown(self) -> frozenset[str]:
-        """The stored tensors that have a row for each token."""
+    def _token_tables(self) -> frozenset[str]:
+        """Stored tensors that have one row for each token."""
         sources = self.source.table.sources.items()
         return frozenset(n for n, pieces in sources if has_token_rows(pieces[0].target))
 
@@ -189,30 +191,33 @@ class _Extension:
     def _spec(self, name: str) -> Spec:
         weights = self.source.folder.weights
         shape = tuple(weights.entries[name].shape)
-        if name in self._grown:
+        if name in self._token_tables:
             shape = (self.rows, *shape[1:])
         return Spec(name=name, dtype=weights.dtype(name), shape=shape)
 
     def _values(self, name: str) -> np.ndarray:
         stored = self.source.folder.weights.view(name)
-        if name not in self._grown:
+        if name not in self._token_tables:
             return stored
-        known = np.fromiter(self._known.values(), np.int64)
-        mean = stored[np.unique(known)].mean(axis=0, dtype=np.float64)
-        grown = np.zeros((self.rows, *stored.shape[1:]), stored.dtype)
-        grown[: len(stored)] = stored
-        # Rows that are added and have no token, as between spare ones, are means too.
-        grown[len(stored) :] = mean.astype(stored.dtype)
-        grown[list(self._new.values())] = mean.astype(stored.dtype)
-        return grown
+        # Ids may have gaps and tables spare rows, which would distort the mean: it is
+        # taken over ids with a token, each once should two spellings share an id.
+        old_ids = np.fromiter(self._old_ids.values(), np.int64)
+        mean = stored[np.unique(old_ids)].mean(axis=0, dtype=np.float64)
+        rows = np.zeros((self.rows, *stored.shape[1:]), stored.dtype)
+        rows[: len(stored)] = stored
+        # Added rows without a token, as between spare ones, are means too.
+        rows[len(stored) :] = mean.astype(stored.dtype)
+        # New ids may be spare rows, which hold whatever the model was padded with.
+        rows[list(self._new_ids.values())] = mean.astype(stored.dtype)
+        return rows
 
     def _config(self) -> dict[str, Any]:
-        """The field that counts tokens, by the name that the file has it under."""
+        """Returns the number of tokens under the name that config.json has for it."""
         family = family_of(self.source.config, self.source.address)
         (name,) = (
             name
-            for name, known in family.fields.items()
-            for use in (known.uses if isinstance(known, MultiUse) else (known,))
+            for name, entry in family.fields.items()
+            for use in (entry.uses if isinstance(entry, MultiUse) else (entry,))
             if isinstance(use, Use) and use.to == "vocab"
         )
         return {name: self.rows}
@@ -235,7 +240,7 @@ class _Extension:
                 "single_word": False,
                 "special": self.special,
             }
-            for token, i in self._new.items()
+            for token, i in self._new_ids.items()
         }
         config = read_json(path / TOKENIZER_CONFIG)
         if ADDED in config:
@@ -244,41 +249,43 @@ class _Extension:
             )
         if ADDED_TOKENS in files:
             added = read_json(path / ADDED_TOKENS)
-            files[ADDED_TOKENS] = json_bytes({**added, **self._new})
+            files[ADDED_TOKENS] = json_bytes({**added, **self._new_ids})
         return files
 
 
 @dataclass(frozen=True, kw_only=True)
 class Padded(Pretrained):
-    """A model whose tables of tokens have rows at their end that are no tokens.
+    """A model whose token tables end with padding rows.
 
-    They make no logits, so losses are those without them; folders do not hold them.
+    Padding rows make no logits, so losses are those without them; they are not written
+    into folders.
     """
 
     base: Pretrained = field(repr=False)
 
     def plain(self, variables: Variables) -> tuple[Pretrained, Variables]:
-        """The model without the rows."""
-        wanted = self.base.table.variables
+        """Returns the model and its variables without the padding rows."""
+        shapes = self.base.table.variables
         leaves = flatten(variables)
         for path, leaf in leaves.items():
             if has_token_rows(path):
-                leaves[path] = leaf[: wanted[path][0]]
+                leaves[path] = leaf[: shapes[path][0]]
         return self.base.plain(unflatten(leaves))
 
 
 def pad_vocabulary(source: Pretrained, multiple: int) -> Pretrained:
-    """Pads a native decoder's vocabulary rows to a multiple, for even sharding.
+    """Pads a native decoder's token tables to a multiple, for an even split on devices.
 
-    Padding rows are zero and stay zero: they yield no logits and get no gradient.
-    Exports omit them, and `vocab_size` is unchanged.
+    The new rows are zeros and stay so: they make no logits and get no gradient. Exports
+    leave them out, and the config's `vocab_size` does not change.
 
-    >>> import dew
-    >>> padded = pad_vocabulary(dew.load(FOLDER), 64)
-    >>> padded.variables["params"]["embed"]["weight"].shape
-    (128, 32)
-    >>> padded.logits(np.asarray([[1, 2, 3]])).shape
-    (1, 3, 97)
+        >>> import dew, numpy as np
+        >>> source = dew.load(FOLDER)
+        >>> padded = dew.pad_vocabulary(source, 64)
+        >>> padded.variables["params"]["embed"]["weight"].shape
+        (128, 32)
+        >>> padded.logits(np.array([[1, 2, 3]])).shape
+        (1, 3, 97)
 
     Raises:
         ValueError: the multiple is less than 1, or the model is not a native decoder,
@@ -299,11 +306,11 @@ def pad_vocabulary(source: Pretrained, multiple: int) -> Pretrained:
     for path, leaf in leaves.items():
         if has_token_rows(path):
             leaves[path] = jnp.pad(leaf, [(0, padding), *[(0, 0)] * (leaf.ndim - 1)])
-    kept = {f.name: getattr(source, f.name) for f in fields(Pretrained)}
+    attributes = {f.name: getattr(source, f.name) for f in fields(Pretrained)}
     config = replace(model.config, extra_rows=padding)
     return Padded(
         **{
-            **kept,
+            **attributes,
             "model": model.clone(config=config),
             "variables": unflatten(leaves),
         },

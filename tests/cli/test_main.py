@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from dew.cli import main
+from dew.runs import RunFolder, TrainedModel
 from tests.support import hf_models as hf
 from tests.support.tolerances import ATOL, RTOL
 
@@ -137,6 +138,47 @@ def test_a_run_exports_from_its_checkpoint_what_it_exported_itself(
     )
     assert again == first
     assert "model.safetensors" in printed(capsys)["files"]
+
+
+def test_a_run_records_its_model_and_exports_by_the_record_alone(
+    model: Path, run: Path, tmp_path: Path
+) -> None:
+    record = json.loads((run / "run.json").read_text())
+    expected = {"address": str(model), "pad_vocab": 1, "lora": None}
+    assert record["model"] == expected
+    assert _exported(run, {**record, "config": {}}, tmp_path) == _weights(run)
+
+
+@pytest.mark.parametrize("field", ["model", "student"])
+def test_a_run_of_before_the_record_exports_by_its_settings(
+    field: str, model: Path, run: Path, tmp_path: Path
+) -> None:
+    record = json.loads((run / "run.json").read_text())
+    del record["model"]
+    settings = {field: str(model), "pad_vocab": 1, "lora": None}
+    assert _exported(run, {**record, "config": settings}, tmp_path) == _weights(run)
+
+
+def _exported(run: Path, record: dict[str, Any], folder: Path) -> bytes:
+    """Weights that `dew export` writes of a run's checkpoints by another run.json."""
+    copy = folder / "copy"
+    copy.mkdir()
+    (copy / "checkpoints").symlink_to(run / "checkpoints")
+    (copy / "run.json").write_text(json.dumps(record))
+    assert main(["export", str(copy), str(folder / "out"), "--json"]) == 0
+    return (folder / "out" / "model.safetensors").read_bytes()
+
+
+def _weights(run: Path) -> bytes:
+    return (run / "export" / "model.safetensors").read_bytes()
+
+
+def test_a_run_of_before_the_record_keeps_padding_and_adapter(tmp_path: Path) -> None:
+    lora = {"rank": 4, "alpha": 8.0, "targets": ["q_proj"]}
+    settings = {"student": "base", "model": "other", "pad_vocab": 64, "lora": lora}
+    (tmp_path / "run.json").write_text(json.dumps({"config": settings}))
+    expected = TrainedModel(address="base", pad_vocab=64, lora=lora)
+    assert RunFolder(tmp_path).model() == expected
 
 
 def test_an_untouched_export_is_bit_for_bit(

@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from dew.bridges import LiveTeacher
+from dew.bridges.teachers.batches import live_batches
 from dew.losses.scores import DenseScores
 from dew.losses.sparse_scores import top_k
 from dew.objectives.base import Step
@@ -112,6 +114,38 @@ def test_no_more_than_prefetch_batches_are_taken_ahead(llama: Any) -> None:
         time.sleep(0.3)
         assert len(taken) == 3
     assert alive() == []
+
+
+def test_a_teacher_given_a_run_is_its_export(llama: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    hf.save(llama, run / "export")
+    (run / "run.json").write_text("{}")
+    from_run, from_export = (
+        list(live_batches(folder, Stream(batches(1)), top_k=5, temperature=2.0))
+        for folder in (run, run / "export")
+    )
+    assert len(from_run) == 1
+    for name, array in from_export[0].items():
+        np.testing.assert_array_equal(from_run[0][name], array)
+
+
+class Stream(Iterator[dict[str, np.ndarray]]):
+    """Batches with the position that a resumable stream has."""
+
+    def __init__(self, source: Iterator[dict[str, np.ndarray]]) -> None:
+        self._source = source
+        self._count = 0
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        batch = next(self._source)
+        self._count += 1
+        return batch
+
+    def get_state(self) -> dict[str, object]:
+        return {"count": self._count}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        raise NotImplementedError
 
 
 def test_an_error_surfaces_at_its_batch_and_ends_the_thread(llama: Any) -> None:
