@@ -31,17 +31,18 @@ lint: .venv/ready
 docs: .venv/ready ## the site, in site/; any warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-# First without torch, as a user may have it; then with, for bridges is torch's side.
+# First without torch, as a user may have it; then with it, which bridges needs. A star
+# resolves every lazy name of a face.
 CLEAN := build/clean/bin
 package: .venv/ready ## sdist → wheel → a clean environment that imports all three
 	rm -rf dist build
 	$(BIN)/python -m build --no-isolation --outdir dist
 	$(PYTHON) -m venv build/clean
 	$(CLEAN)/$(INSTALL) dist/*.whl
-	cd build && clean/bin/python -c "import dew, dew.converters" && clean/bin/dew --help
+	cd build && clean/bin/python -c "from dew import *; from dew.converters import *" && clean/bin/dew --help
 	$(CLEAN)/$(INSTALL) "$$(echo dist/*.whl)[torch]"
-	cd build && clean/bin/python -c "import dew, dew.converters, dew.bridges; \
-	    print('all three imported from', dew.__file__)"
+	cd build && clean/bin/python -c "from dew import *; from dew.bridges import *; \
+	    import dew; print('all three imported from', dew.__file__)"
 	rm -rf build
 
 .venv/ready: pyproject.toml constraints.txt
