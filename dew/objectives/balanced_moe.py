@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ class BalancedLM(Objective[Mean, Loads]):
     lm: CausalLM
     speed: float = 0.001
 
-    artifact: ClassVar[type | None] = TokenScores
+    artifact = TokenScores
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ema", self.lm.ema)

@@ -9,11 +9,10 @@ unequal weight add up to exactly what one large batch would give.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import (
     Any,
-    ClassVar,
     Generic,
     Protocol,
     TypeAlias,
@@ -135,9 +134,9 @@ class Step:
 
 
 @no_type_check
-@struct.dataclass(kw_only=True)
+@struct.dataclass
 class Aux(Generic[Effects]):
-    """Reports that a loss returns beside its statistics.
+    """Reports that a loss returns beside its statistics, by position or keyword.
 
     `metrics` are scalars, or `Mean`s which pool over an accumulation, for the tracker.
     `variables` replace whole collections other than `params`, BatchNorm's averages for
@@ -185,42 +184,78 @@ class EMASpec:
     select: PathFilter = everything
 
 
+AVERAGE = "average"
+"""The `Objective.reference` of a loss whose frozen weights are those of `Step.ema`."""
+
+
+class _Computed:
+    """A member with a computed default, which a subclass may also just set.
+
+    It has no `__set__`: what `__init__` or a dataclass sets on an instance comes first.
+    """
+
+    def __init__(self, compute: Callable[[Any], Any]) -> None:
+        self._compute = compute
+
+    def __get__(self, objective: Any, owner: type) -> Any:
+        if objective is None:
+            # A dataclass takes what it finds on the class for its field's default.
+            raise AttributeError("an instance of the objective has this member")
+        return self._compute(objective)
+
+
+def _no_inputs(objective: "AnyObjective") -> InputSpec:
+    name = type(objective).__name__
+    raise TypeError(
+        f"{name} lacks inputs, the shapes and dtypes of one example: set self.inputs "
+        "in __init__, or make it a field or a property"
+    )
+
+
+def _bound_init(objective: "AnyObjective") -> Initializer:
+    return Initializer(objective.init, variables=objective.held_variables())
+
+
 class Objective(ABC, Generic[Loss, Effects]):
     """What is being learned: the variables, the loss, and what an evaluation yields.
 
-    `artifact` is the type that `evaluate` returns, None when it returns nothing. `ema`
-    requests an average. `inputs` are the shapes and dtypes of one example. `held` names
-    the collections that a run holds and never updates; of them, what `held_variables`
-    supplies is not written into checkpoints.
+    A subclass gives any attribute as one that `__init__` sets, a dataclass field, or a
+    property.
     """
 
-    artifact: ClassVar[type | None] = None
-    held: ClassVar[tuple[str, ...]] = (FROZEN,)
-    ema: EMASpec | None = None
+    # `| Any` lets type checkers accept a property, too, where an attribute is declared.
+    artifact: type | Any | None = None
+    """The type that `evaluate` returns, None when it returns nothing."""
 
-    @property
-    @abstractmethod
-    def inputs(self) -> InputSpec:
-        """Shapes and dtypes of one example, from which variables are drawn."""
+    ema: EMASpec | Any | None = None
+    """The average that a run keeps of the variables, None for none."""
 
-    @property
-    def bank_sites(self) -> tuple[DecoderBank, ...]:
-        """The scanned stacks that this objective evaluates; usually none.
+    held: tuple[str, ...] | Any = (FROZEN,)
+    """Collections that a run holds and never updates; what `held_variables` supplies of
+    them is not written into checkpoints."""
 
-        Each names the path of a decoder below every collection, and the view between
-        its canonical layers and the stacked bank. Variables and optimizer trees stay
-        canonical.
-        """
-        return ()
+    reference: str | Any | None = None
+    """Where the loss reads frozen weights that it compares the trained ones with.
 
-    @property
-    def initializer(self) -> Initializer:
-        """`init` with the held variables bound as arguments of the JIT that takes it.
+    A collection's name, or `AVERAGE` where those are the average's, which then never
+    moves. `published`, and so `pipeline`, leaves them out.
+    """
 
-        As a closure's constants, a loaded checkpoint would be compiled into the
-        executable.
-        """
-        return Initializer(self.init, variables=self.held_variables())
+    inputs: InputSpec | Any = _Computed(_no_inputs)
+    """Shapes and dtypes of one example, from which variables are drawn."""
+
+    bank_sites: tuple[DecoderBank, ...] | Any = ()
+    """The scanned stacks that this objective evaluates; usually none.
+
+    Each names the path of a decoder below every collection, and the view between its
+    canonical layers and the stacked bank. Variables and optimizer trees stay canonical.
+    """
+
+    initializer: Initializer | Any = _Computed(_bound_init)
+    """`init` with the held variables bound as arguments of the JIT that takes it.
+
+    As a closure's constants, a loaded checkpoint would be compiled into the executable.
+    """
 
     def held_variables(self) -> Variables | None:
         """The arrays that this objective starts from, None when it draws them all.
@@ -294,15 +329,27 @@ class Objective(ABC, Generic[Loss, Effects]):
         return None
 
     def pipeline(self, state: TrainState, *, ema: bool = True) -> Task:
-        """Returns the trained model as its inference task, over the state's weights.
-
-        `ema=True` takes `state.averaged` where the run keeps an average; False takes
-        the live weights.
+        """Returns the trained model as its inference task, over `published` weights.
 
         Raises:
             TypeError: this objective has no inference task.
+            ValueError: `ema` is true for a run that keeps no average.
         """
         raise TypeError(f"{type(self).__name__} lacks pipeline: it has no task")
+
+    def published(self, state: TrainState, *, ema: bool) -> Variables:
+        """Returns the trained variables of a state, never those of `reference`.
+
+        `ema=True` takes `state.averaged`, False the live weights. Where the average is
+        the loss's reference, both take the live weights.
+
+        Raises:
+            ValueError: `ema` is true for a run that keeps no average.
+        """
+        if self.reference == AVERAGE:
+            return state.variables
+        trained = state.inference_variables(ema=ema)
+        return {name: tree for name, tree in trained.items() if name != self.reference}
 
     def preview(
         self,

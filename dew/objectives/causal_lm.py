@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +50,7 @@ class CausalLM(ModelObjective[Mean]):
     seq_len: int
     qk_stats: bool = False
 
-    artifact: ClassVar[type | None] = TokenScores
+    artifact = TokenScores
 
     def __post_init__(self) -> None:
         if isinstance(self.source.model, Encoder):
@@ -169,4 +168,4 @@ class CausalLM(ModelObjective[Mean]):
 
     def pipeline(self, state: TrainState, *, ema: bool = True) -> TextGeneration:
         """The trained model as a task that continues texts and can be saved."""
-        return TextGeneration(self.source, thaw(state.inference_variables(ema=ema)))
+        return TextGeneration(self.source, thaw(self.published(state, ema=ema)))

@@ -1,7 +1,6 @@
 """Joint-embedding prediction (JEPA): predict the features of hidden positions."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +40,7 @@ class JEPA(Objective[Mean, None]):
     width: int
     ema: EMASpec | None
 
-    artifact: ClassVar[type | None] = TokenScores
+    artifact = TokenScores
 
     def __post_init__(self) -> None:
         if self.ema is None:
@@ -90,8 +89,12 @@ class JEPA(Objective[Mean, None]):
         return evaluate_scores(self._scores, params, dict(batch), step)
 
     def pipeline(self, state: TrainState, *, ema: bool = True) -> Scoring:
-        """The averaged or live encoder as a task that embeds and can be saved."""
-        params = state.inference_variables(ema=ema)["params"]
+        """The averaged or live encoder as a task that embeds and can be saved.
+
+        Although the loss reads the average as its target, that is no frozen reference:
+        it follows the training, and is the encoder which the paper evaluates.
+        """
+        params = self.published(state, ema=ema)["params"]
         return Scoring(self.source, {"params": params[ENCODER]})
 
     def _scores(

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -71,7 +70,7 @@ class MaskedLM(ModelObjective[Mean]):
     special_ids: tuple[int, ...] = ()
     rate: float = 0.15
 
-    artifact: ClassVar[type | None] = TokenScores
+    artifact = TokenScores
 
     def __post_init__(self) -> None:
         faults = []

@@ -92,7 +92,7 @@ class ModelObjective(Objective[Loss, None]):
 
     def pipeline(self, state: TrainState, *, ema: bool = True) -> Task:
         """The trained model as a task that scores inputs and can be saved."""
-        return Scoring(self.source, thaw(state.inference_variables(ema=ema)))
+        return Scoring(self.source, thaw(self.published(state, ema=ema)))
 
 
 def initial_variables(

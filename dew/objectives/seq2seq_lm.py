@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +32,7 @@ class Seq2SeqLM(ModelObjective[Mean]):
     start_id: int
     pad_id: int
 
-    artifact: ClassVar[type | None] = TokenScores
+    artifact = TokenScores
 
     @property
     def inputs(self) -> InputSpec:
@@ -93,7 +92,7 @@ class Seq2SeqLM(ModelObjective[Mean]):
     def pipeline(self, state: TrainState, *, ema: bool = True) -> TargetGeneration:
         """The trained model as a task that generates targets and can be saved."""
         return TargetGeneration(
-            self.source, thaw(state.inference_variables(ema=ema)), self.start_id
+            self.source, thaw(self.published(state, ema=ema)), self.start_id
         )
 
 

@@ -1,7 +1,7 @@
 """Supervised learning: classification or regression with a label for every example."""
 
 from dataclasses import dataclass
-from typing import ClassVar, no_type_check
+from typing import no_type_check
 
 import jax.numpy as jnp
 from flax import struct
@@ -58,7 +58,7 @@ class Supervised(ModelObjective[Mean]):
     criterion: Classification | Regression
     collections: tuple[str, ...] = ()
 
-    artifact: ClassVar[type | None] = LabelScores
+    artifact = LabelScores
 
     @property
     def inputs(self) -> InputSpec:

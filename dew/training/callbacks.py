@@ -18,7 +18,7 @@ class Callback:
         """Called after a validation pass; metrics are named `set/metric`."""
 
     def on_preview(self, step: int, name: str, preview: object) -> None:
-        """Called with `Objective.preview` of a set's first batch."""
+        """Called with `Objective.preview` of a set's first batch, if it shows any."""
 
     def on_save(self, step: int) -> None:
         """Called when the checkpoint of commit `step` is being written."""

@@ -1,7 +1,7 @@
 """Validation passes, which score a whole set and reduce its metrics exactly."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -19,10 +19,13 @@ PREVIEW = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """A validation set, opened anew for each pass, and its metrics by name."""
+    """A validation set, opened anew for each pass, and its metrics by name.
+
+    Without metrics a pass ends after the preview of its first batch.
+    """
 
     batches: Callable[[], Iterable[Batch]]
-    metrics: Mapping[str, Metric[Any]]
+    metrics: Mapping[str, Metric[Any]] = field(default_factory=dict)
 
 
 def run_evaluation(
@@ -43,7 +46,8 @@ def run_evaluation(
     key of its own.
 
     Raises:
-        TypeError: a metric reads another artifact than the objective's.
+        TypeError: a metric reads another artifact than the objective's, or the
+            objective evaluates to another than it declares.
         ValueError: the set is empty.
     """
     _check(objective, evaluation)
@@ -52,9 +56,12 @@ def run_evaluation(
         placed = batch if mesh is None else place_batch(batch, mesh)
         now = Step(jax.numpy.int32(step), jax.random.fold_in(key, i), ema)
         scored = objective.evaluate(variables, placed, now)
+        _check_artifact(objective, scored)
         if i == 0 and preview is not None:
             preview_step = replace(now, key=jax.random.fold_in(key, PREVIEW))
             preview(objective.preview(variables, placed, preview_step, scored=scored))
+        if not evaluation.metrics:
+            return {}
         artifact = _on_host(scored)
         for name, metric in evaluation.metrics.items():
             contribution = metric(artifact)
@@ -76,12 +83,25 @@ def _check(objective: AnyObjective, evaluation: Evaluation) -> None:
         if objective.artifact is None
         or not issubclass(objective.artifact, metric.reads)
     ]
-    if faults or not evaluation.metrics:
+    if faults:
         made = "nothing" if objective.artifact is None else objective.artifact.__name__
         raise TypeError(
-            f"{type(objective).__name__} evaluates to {made}, but "
-            + ("; ".join(faults) or "no metric is given")
+            f"{type(objective).__name__} evaluates to {made}, but " + "; ".join(faults)
         )
+
+
+def _check_artifact(objective: AnyObjective, scored: Any) -> None:
+    """Raises a TypeError where an evaluation is not of the declared type."""
+    declared = objective.artifact
+    if isinstance(scored, type(None) if declared is None else declared):
+        return
+    name = type(objective).__name__
+    stated = "None" if declared is None else declared.__name__
+    returned = "None" if scored is None else f"a {type(scored).__name__}"
+    raise TypeError(
+        f"{name}.evaluate returned {returned}, and {name}.artifact is {stated}; set it "
+        "to the type that evaluate returns"
+    )
 
 
 def _on_host(artifact: Any) -> Any:

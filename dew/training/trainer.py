@@ -288,6 +288,8 @@ class Trainer:
         return metrics
 
     def _preview(self, step: int, name: str, preview: object) -> None:
+        if preview is None:
+            return
         for callback in self.callbacks:
             callback.on_preview(step, name, preview)
 

@@ -1,18 +1,22 @@
 """The names of the contract, and what the base and the tree algebra promise."""
 
 import inspect
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.test_util import check_grads
 
 from dew.objectives import base
 from dew.objectives.base import (
+    AVERAGE,
     FROZEN,
     Aux,
+    EMASpec,
     Mean,
     Prediction,
     Step,
@@ -28,6 +32,7 @@ from dew.objectives.base import (
     under,
 )
 from dew.training.step import TrainStep
+from dew.training.trainer import Trainer
 from tests.support.objectives import MOMENTUM, Run, Toy, as_mean, microbatch
 from tests.support.tolerances import CHECK_GRADS, RTOL, assert_trees_close
 
@@ -58,6 +63,7 @@ PARAMETERS = {
     base.Mean: "total mass",
     base.Step: "step key ema",
     base.Prediction: "logits losses weights hidden",
+    base.Aux: "metrics variables qk_stats effects",
     base.Objective.held_variables: "self",
     base.Objective.init: "self key variables",
     base.Objective.loss: "self params batch step",
@@ -95,12 +101,15 @@ def test_signatures_are_those_of_the_page(of: Any, names: str) -> None:
     assert [star.get(p.kind, "") + p.name for p in parameters] == names.split()
 
 
-def test_the_fields_of_aux_are_by_keyword_and_empty_by_default() -> None:
-    parameters = inspect.signature(Aux).parameters
-    assert list(parameters) == ["metrics", "variables", "qk_stats", "effects"]
-    assert all(p.kind is p.KEYWORD_ONLY for p in parameters.values())
+def test_the_fields_of_aux_are_by_position_or_keyword_and_empty_by_default() -> None:
     aux = Aux()
     assert (aux.metrics, aux.variables, aux.qk_stats, aux.effects) == ({}, *[None] * 3)
+    one, stats, maxima = jnp.ones(()), {"batch_stats": {}}, {"layers": {}}
+    by_name = Aux(
+        metrics={"a": one}, variables=stats, qk_stats=maxima, effects={"seen": one}
+    )
+    by_place = Aux({"a": one}, stats, maxima, {"seen": one})
+    assert by_place == by_name
 
 
 @pytest.mark.parametrize("keyword", ["train", "layers"])
@@ -218,6 +227,147 @@ def test_the_base_evaluates_nothing_and_previews_what_was_scored() -> None:
     assert Scoring().preview({}, {}, step) == "evaluated"
     assert Scoring().preview({}, {}, step, scored="scored") == "scored"
     assert (Toy().artifact, Toy().ema, Toy().bank_sites) == (None, None, ())
+
+
+class Compared(Toy):
+    """Pulled to the labels, and back to a frozen copy of its first weights."""
+
+    held = (FROZEN, "policy_before")
+    reference = "policy_before"
+
+    def init(self, key: Any, variables: Any = None) -> Any:
+        start = {"w": jnp.asarray([0.5, -1.0, 2.0])}
+        return {"params": start, "policy_before": start}
+
+    def loss(self, params: Any, batch: Any, step: Step) -> Any:
+        stats, aux = as_mean(params, batch, step)
+        gap = params["params"]["w"] - params["policy_before"]["w"]
+        return replace(stats, total=stats.total + jnp.sum(gap**2)), aux
+
+
+class ComparedWithAverage(Toy):
+    """The same, with an average that never moves as its frozen copy."""
+
+    reference = AVERAGE
+
+    def loss(self, params: Any, batch: Any, step: Step) -> Any:
+        stats, aux = as_mean(params, batch, step)
+        average: Any = step.ema
+        gap = params["params"]["w"] - average["params"]["w"]
+        return replace(stats, total=stats.total + jnp.sum(gap**2)), aux
+
+
+@pytest.mark.parametrize("ema", [True, False])
+@pytest.mark.parametrize(
+    "objective",
+    [
+        Compared(ema=EMASpec(lambda n: 0.5, under("params"))),
+        ComparedWithAverage(ema=EMASpec(lambda n: 1.0)),
+    ],
+    ids=["collection", "average"],
+)
+def test_a_policy_is_published_and_never_its_reference(
+    objective: Toy, ema: bool
+) -> None:
+    run = Run(objective)
+    first = run.state.variables["params"]["w"]
+    run.feed(microbatch(1), microbatch(2))
+    published = objective.published(run.state, ema=ema)
+    is_average = ema and objective.reference != AVERAGE
+    want: Any = run.state.averaged if is_average else run.state.variables
+    assert set(published) == {"params"}
+    np.testing.assert_array_equal(published["params"]["w"], want["params"]["w"])
+    assert not np.any(np.isclose(published["params"]["w"], first))
+
+
+def test_published_averages_need_an_average() -> None:
+    with pytest.raises(ValueError, match="this run keeps no EMA; give ema=False"):
+        Compared().published(Run(Compared()).state, ema=True)
+
+
+HALF = EMASpec(lambda n: 0.5)
+SPEC = {"x": jax.ShapeDtypeStruct((3,), jnp.float32)}
+
+
+class Bare(base.Objective[Mean]):
+    """What a subclass must define, and nothing beside it."""
+
+    def init(self, key: Any, variables: Any = None) -> Any:
+        return {"params": {"w": jnp.ones(3)}}
+
+    def loss(self, params: Any, batch: Any, step: Step) -> tuple[Mean, Aux[Any]]:
+        return as_mean(params, batch, step)
+
+
+class Assigning(Bare):
+    def __init__(self) -> None:
+        self.inputs = SPEC
+        self.bank_sites = ()
+        self.artifact = str
+        self.ema = EMASpec(lambda n: 0.5)
+        self.initializer = base.Initializer(self.init)
+
+
+@dataclass(frozen=True, eq=False)
+class Declaring(Bare):
+    inputs: Any
+    initializer: Any
+    bank_sites: Any
+    artifact: Any = str
+    ema: Any = HALF
+
+
+class Computing(Bare):
+    @property
+    def inputs(self) -> Any:
+        return SPEC
+
+    @property
+    def bank_sites(self) -> Any:
+        return ()
+
+    @property
+    def artifact(self) -> Any:
+        return str
+
+    @property
+    def ema(self) -> Any:
+        return EMASpec(lambda n: 0.5)
+
+    @property
+    def initializer(self) -> Any:
+        return base.Initializer(self.init)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [Assigning(), Declaring(SPEC, base.Initializer(Bare().init), ()), Computing()],
+    ids=lambda objective: type(objective).__name__,
+)
+def test_attributes_are_set_or_fields_or_properties(objective: Any) -> None:
+    assert (objective.inputs, objective.bank_sites) == (SPEC, ())
+    assert objective.artifact is str
+    data = iter([microbatch(0), microbatch(1)])
+    trainer = Trainer(objective, optax.sgd(0.1), key=jax.random.key(0))
+    state = trainer.fit(data, steps=2)
+    assert (int(state.commits), list(state.ema)) == (2, ["params"])
+
+
+def test_an_objective_without_inputs_is_refused_at_the_start_of_a_run() -> None:
+    trainer = Trainer(Bare(), optax.sgd(0.1), key=jax.random.key(0))
+    with pytest.raises(TypeError, match=r"Bare lacks inputs.*self\.inputs in __init__"):
+        trainer.fit(iter([microbatch(0)]), steps=1)
+
+
+def test_a_fault_inside_a_property_is_told_as_it_is() -> None:
+    class Faulty(Bare):
+        @property
+        def inputs(self) -> Any:
+            faulty: Any = self
+            return {"x": faulty.nothing}
+
+    with pytest.raises(AttributeError, match=r"'Faulty' object has no .* 'nothing'"):
+        _ = Faulty().inputs
 
 
 def test_scalar_loss_differentiates_directly() -> None:

@@ -13,7 +13,7 @@ accumulation, masks, packing and devices cannot change it, and no replay is need
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,7 @@ from dew.objectives.distillation.variables import (
     shared_leaves,
     student_variables,
 )
-from dew.objectives.tokens import Labelled, Splittable, TokenScores
+from dew.objectives.tokens import Labelled, Splittable
 from dew.state import TrainState
 from dew.tree import FROZEN, flatten, unflatten
 from dew.typing import Batch, Path, Variables
@@ -109,8 +109,7 @@ class Distillation(Objective[Mean, Any]):
     causal: bool = True
     ema: EMASpec | None = None
 
-    artifact: ClassVar[type | None] = TokenScores
-    held: ClassVar[tuple[str, ...]] = (FROZEN, TEACHER)
+    held = (FROZEN, TEACHER)
 
     def __post_init__(self) -> None:
         faults = self._matching.faults(len(self.teachers)) + self._misfits()
@@ -138,6 +137,11 @@ class Distillation(Objective[Mean, Any]):
             raise ValueError("; ".join(faults))
         if self.ema is None:
             object.__setattr__(self, "ema", self.student.ema)
+
+    @property
+    def artifact(self) -> type | None:
+        """The type that the student's evaluation returns."""
+        return self.student.artifact
 
     @property
     def inputs(self) -> InputSpec:
