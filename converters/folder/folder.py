@@ -10,8 +10,12 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from dew.converters.folder.safetensors import read_header
-from dew.converters.folder.weights import Weights, read_weights, weight_map
+from dew.converters.folder.weights import (
+    Weights,
+    read_headers,
+    read_weights,
+    weight_map,
+)
 from dew.runs import CERTIFICATE
 
 CONFIG = "config.json"
@@ -182,11 +186,10 @@ def _adapter_weights(path: Path) -> Weights:
             f"{path} has no {ADAPTER_WEIGHTS}; it holds {names}. Load a pickled "
             "adapter in PEFT and save it anew, which writes safetensors"
         )
-    header = read_header(file)
+    header = read_headers([file])[ADAPTER_WEIGHTS]
     return Weights(
         entries={entry.name: entry for entry in header.entries},
         metadata={ADAPTER_WEIGHTS: header.metadata},
-        faults=header.faults,
     )
 
 

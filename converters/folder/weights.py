@@ -90,13 +90,14 @@ def read_weights(folder: Path) -> Weights | None:
     """Reads the headers of a folder's safetensors files; None where it has none.
 
     Raises:
-        ValueError: the folder holds files, and nothing decides which of them count.
+        ValueError: the folder holds files, and nothing decides which of them count; or
+            some are damaged, and the message lists all faults of their headers.
     """
     single, index = folder / SINGLE, folder / INDEX
     if index.exists():
         return _read_index(folder, index.read_bytes())
     if single.exists():
-        return _join({SINGLE: read_header(single)}, {})
+        return _join(read_headers([single]), {})
     stray = sorted(file.name for file in folder.glob("*.safetensors"))
     stray = [name for name in stray if not name.startswith("adapter_")]
     if stray:
@@ -116,12 +117,11 @@ def _read_index(folder: Path, text: bytes) -> Weights:
             "transformers would read the first, the index names others. Remove the "
             "one that is stale"
         )
-    headers: dict[str, Header] = {}
+    names = dict.fromkeys(placed.values())
+    headers = read_headers([folder / n for n in names if (folder / n).exists()])
     faults = []
-    for name in dict.fromkeys(placed.values()):
-        if (folder / name).exists():
-            headers[name] = read_header(folder / name)
-        else:
+    for name in names:
+        if name not in headers:
             lost = [tensor for tensor, file in placed.items() if file == name]
             faults.append(f"{INDEX} names {name}, which is missing: {_few(lost)}")
     joined = _join(headers, placed)
@@ -131,6 +131,23 @@ def _read_index(folder: Path, text: bytes) -> Weights:
         faults=(*faults, *joined.faults),
         index=text,
     )
+
+
+def read_headers(files: Sequence[Path]) -> dict[str, Header]:
+    """Reads the headers of files of one folder, by name.
+
+    Raises:
+        ValueError: a file is damaged. What else may be wrong with the folder is not
+            known then: a damaged file's tensors are neither there nor missing.
+    """
+    headers = {file.name: read_header(file) for file in files}
+    faults = [fault for header in headers.values() for fault in header.faults]
+    if faults:
+        lines = "".join(f"\n  {fault}" for fault in faults)
+        raise ValueError(
+            f"{files[0].parent} has damaged files; fetch or write them anew:{lines}"
+        )
+    return headers
 
 
 def weight_map(index: Path) -> dict[str, str]:
@@ -152,7 +169,7 @@ def weight_map(index: Path) -> dict[str, str]:
 
 def _join(headers: Mapping[str, Header], placed: Mapping[str, str]) -> Weights:
     """Joins the tensors of all files; `placed` is the index's file of each tensor."""
-    faults = [fault for header in headers.values() for fault in header.faults]
+    faults = []
     copies_of: dict[str, list[Entry]] = {}
     for header in headers.values():
         for entry in header.entries:
@@ -167,10 +184,10 @@ def _join(headers: Mapping[str, Header], placed: Mapping[str, str]) -> Weights:
             faults.append(
                 f"{INDEX} places {name} in {placed[name]}, but it is in {files[0]}"
             )
-    for name, header in headers.items():
+    for name in headers:
         # A tensor that another file has is a fault of its own, reported above.
         lost = [t for t, file in placed.items() if file == name and t not in copies_of]
-        if lost and not header.faults:
+        if lost:
             faults.append(f"{INDEX} places in {name} what is not there: {_few(lost)}")
     return Weights(
         entries={name: copies[0] for name, copies in copies_of.items()},

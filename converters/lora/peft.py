@@ -29,7 +29,7 @@ from dew.converters.folder.folder import (
     ADAPTER_WEIGHTS,
     Folder,
 )
-from dew.converters.folder.safetensors import Spec, write_file
+from dew.converters.folder.safetensors import write_arrays
 from dew.converters.folder.weights import Weights, unreadable
 from dew.converters.lora.adapters import (
     Adapted,
@@ -159,12 +159,7 @@ def save_adapter(
     target = FilePath(folder).expanduser().absolute()
     if jax.process_index() == 0:
         with write_atomically(target, overwrite=overwrite) as partial:
-            specs = [
-                Spec(name=name, dtype=array.dtype, shape=array.shape)
-                for name, array in tensors.items()
-            ]
-            file = partial / ADAPTER_WEIGHTS
-            write_file(file, specs, tensors.__getitem__, {"format": "pt"})
+            write_arrays(partial / ADAPTER_WEIGHTS, tensors, {"format": "pt"})
             config = {**_constant_config(source), **form.config(source.lora, tensors)}
             text = json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False)
             (partial / ADAPTER_CONFIG).write_text(text + "\n", encoding="utf-8")
