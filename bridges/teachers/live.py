@@ -40,11 +40,12 @@ class LiveTeacher:
     """A torch module that scores batches, one at a time or as a stream.
 
     `inputs` are the names of the batch's arrays that the module receives. With `top_k`
-    only the likeliest classes are returned, at `temperature`, with the log of the mass
-    of the others. `layers` are indices of the module's blocks, negative ones from the
-    last; their outputs, before any final norm, are returned as `teacher_hidden_0` and
-    so on. The number of blocks itself means the head's input, after the final norm. In
-    a distillation, `teacher` reads these scores from the batch::
+    only the likeliest classes are returned (all where there are fewer), at
+    `temperature`, with the log of the mass of the others. `layers` are indices of the
+    module's blocks, negative ones from the last; their outputs, before any final norm,
+    are returned as `teacher_hidden_0` and so on. The number of blocks itself means the
+    head's input, after the final norm. In a distillation, `teacher` reads these scores
+    from the batch::
 
         live = LiveTeacher(module=model, top_k=64)
         objective = Distillation(student=…, teacher=live.teacher, …)
@@ -130,7 +131,7 @@ class LiveTeacher:
         if self.top_k is None:
             return {LOGITS: _to_jax(logits)}
         scaled = torch.log_softmax(logits.float() / self.temperature, dim=-1)
-        top, ids = scaled.topk(self.top_k, dim=-1)
+        top, ids = scaled.topk(min(self.top_k, scaled.shape[-1]), dim=-1)
         rest = scaled.scatter(-1, ids, float("-inf"))
         return {
             IDS: _to_jax(ids.to(torch.int32)),

@@ -66,7 +66,8 @@ class Distill(TrainingFlags):
     """Text to train on: .txt, .jsonl or .parquet files, or folders of them."""
     terms: tuple[str, ...] = ("kl", "ce=0.5")
     """Loss terms and their weights: kl, reverse_kl, jsd, skew, tvd, soft_ce, sampled,
-    uld, ce, hidden, cosine, relation, attention; kl=0.5, or kl=linear:1.0->0.1@1000."""
+    uld, ce, student_loss, hidden, cosine, relation, attention; kl=0.5, or
+    kl=linear:1.0->0.1@1000."""
     temperature: float = 1.0
     """Softmax temperature of teacher and student, in every term that has one."""
     chunk: int | None = None

@@ -25,6 +25,7 @@ from dew.losses.hidden_states import (
     Relation,
     StateTerm,
 )
+from dew.losses.student_loss import StudentLoss
 from dew.losses.term import Schedule, Term
 from dew.losses.uld import ULD
 
@@ -38,8 +39,9 @@ TERMS: Mapping[str, Callable[[float], Term]] = {
     "sampled": lambda t: Sampled(temperature=t),
     "uld": lambda t: ULD(temperature=t),
     "ce": lambda _: CrossEntropy(),
+    "student_loss": lambda _: StudentLoss(),
 }
-"""Terms over logits, each a function of the temperature."""
+"""Terms over logits and the student's own loss, each made from the temperature."""
 
 RELATION_HEADS = 8
 """Heads that hidden states are split into for the `relation` term."""

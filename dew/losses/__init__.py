@@ -58,8 +58,9 @@ with epy.lazy_api_imports(globals()):
         SoftTargets,
     )
     from dew.losses.sparse_scores import SampledScores, TopKScores
+    from dew.losses.student_loss import StudentLoss
     from dew.losses.supervised import Classification, Regression
-    from dew.losses.term import Schedule, StateInputs, Term, TermInputs
+    from dew.losses.term import LossInputs, Schedule, StateInputs, Term, TermInputs
     from dew.losses.uld import ULD
     from dew.losses.vocabulary import VocabularyMap, align
 
@@ -77,6 +78,7 @@ __all__ = [
     "HiddenCosine",
     "HiddenMSE",
     "LazyLogits",
+    "LossInputs",
     "MassOnTop",
     "MaterialisedScores",
     "OwnProbabilities",
@@ -96,6 +98,7 @@ __all__ = [
     "SoftTargets",
     "StateInputs",
     "StateTerm",
+    "StudentLoss",
     "TeacherCrossEntropy",
     "Term",
     "TermInputs",

@@ -35,12 +35,19 @@ class Agreement(Term[TermInputs]):
 
 @dataclass(frozen=True, kw_only=True)
 class MassOnTop(Term[TermInputs]):
-    """The student's probability mass on the teacher's `k` likeliest tokens."""
+    """The student's probability mass on the teacher's `k` likeliest tokens.
+
+    All tokens where there are fewer, with a mass of 1.
+    """
 
     needs_scores: ClassVar[type | None] = PairedScores
 
     k: int
     weight: Schedule = 0.0
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise ValueError(f"MassOnTop.k must be at least 1, got {self.k}")
 
     def values(self, inputs: TermInputs) -> Float[Array, "*batch"]:
         """Returns a mass from 0 to 1 for every position."""

@@ -36,7 +36,8 @@ LogProbs = Float[Array, "*batch classes"]
 class Divergence(Term[TermInputs]):
     """A term that compares log-probabilities class by class.
 
-    `top` compares only the teacher's likeliest classes and one bucket of all others.
+    `top` compares only the teacher's likeliest classes and one bucket of all others;
+    all classes where there are no more.
     """
 
     needs_scores: ClassVar[type | None] = PairedScores
@@ -47,6 +48,9 @@ class Divergence(Term[TermInputs]):
 
     def __post_init__(self) -> None:
         check_positive(self, "temperature", self.temperature)
+        if self.top is not None and self.top < 1:
+            name = type(self).__name__
+            raise ValueError(f"{name}.top must be None or at least 1, got {self.top}")
 
     @abstractmethod
     def between(

@@ -36,8 +36,9 @@ class PairedScores(Protocol):
         """Returns both sides over common classes, without a gradient to the teacher.
 
         With `top`, those are the teacher's likeliest classes and, last, one bucket for
-        all others. Merging classes never raises a divergence, so what is measured on
-        the pair is a lower bound of the full one, and equal to it at top = vocab - 1.
+        all others; where there are fewer, all of them. Merging classes never raises a
+        divergence, so what is measured on the pair is a lower bound of the full one,
+        and equal to it from top = vocab - 1 on.
         """
         ...
 
@@ -167,8 +168,7 @@ class DenseScores:
         a, s = log_softmax(teacher, temperature), log_softmax(student, temperature)
         if top is None:
             return a, s
-        check_k(top, a.shape[-1])
-        kept, ids = lax.top_k(a, top)
+        kept, ids = lax.top_k(a, clamped_k(top, a.shape[-1]))
         return bucketed(ids, kept, log_sum_outside(a, ids, kept), s)
 
     def cross_entropy(
@@ -253,11 +253,12 @@ def _check_rows(teacher: int, student: int) -> None:
         )
 
 
-def check_k(k: int, most: int) -> None:
-    """Refuses a number of classes that there are not.
+def clamped_k(k: int, most: int) -> int:
+    """Returns how many of `most` classes a top k takes: all where there are fewer.
 
     Raises:
-        ValueError: `k` is not from 1 to `most`.
+        ValueError: `k` is less than 1.
     """
-    if not 0 < k <= most:
-        raise ValueError(f"top k must be from 1 to the {most} classes, got {k}")
+    if k < 1:
+        raise ValueError(f"top k must be at least 1 class, got {k}")
+    return min(k, most)

@@ -13,7 +13,7 @@ from dew.losses.scores import (
     Pair,
     TokenPair,
     bucketed,
-    check_k,
+    clamped_k,
     log_sum_outside,
     soft_cross_entropy,
 )
@@ -54,7 +54,7 @@ class TopKScores:
             log_probs = jnp.where(ids < 0, -jnp.inf, log_probs)
             ids = jnp.maximum(ids, 0)
         if top is not None:
-            check_k(top, ids.shape[-1])
+            top = clamped_k(top, ids.shape[-1])
             log_probs, slots = lax.top_k(log_probs, log_probs.shape[-1])
             ids = jnp.take_along_axis(ids, slots, axis=-1)[..., :top]
             tail = jnp.concatenate([tail, log_probs[..., top:]], axis=-1)
@@ -113,10 +113,12 @@ class SampledScores:
 def top_k(
     logits: Float[Array, "*batch vocab"], k: int, *, temperature: float = 1.0
 ) -> TopKScores:
-    """The `k` likeliest classes after tempering, in falling order, and their tail."""
-    check_k(k, logits.shape[-1])
+    """The `k` likeliest classes after tempering, in falling order, and their tail.
+
+    All classes where there are fewer than `k`.
+    """
     log_probs = log_softmax(lax.stop_gradient(logits), temperature)
-    kept, ids = lax.top_k(log_probs, k)
+    kept, ids = lax.top_k(log_probs, clamped_k(k, logits.shape[-1]))
     tail = log_sum_outside(log_probs, ids, kept)
     return TopKScores(ids=ids, log_probs=kept, tail=tail, temperature=temperature)
 

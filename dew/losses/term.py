@@ -17,8 +17,9 @@ from dew.losses.scores import Scores
 Schedule: TypeAlias = float | Callable[[Array], ArrayLike]
 """A constant, or a function of the count of accepted micro-batches."""
 
-Reads: TypeAlias = Literal["logits", "hidden", "attention"]
-"""What a term compares: scores of tokens, hidden states, or attention scores."""
+Reads: TypeAlias = Literal["logits", "hidden", "attention", "loss"]
+"""What a term reads: scores of tokens, hidden states, attention scores, or the loss
+that the student's own objective computes."""
 
 
 def at(schedule: Schedule, step: int | Int[Array, ""]) -> Scalar:
@@ -68,6 +69,18 @@ class StateInputs:
     projectors: Sequence[Float[Array, "_ _"] | None] = field(default=(), kw_only=True)
 
 
+@dataclass(frozen=True)
+class LossInputs:
+    """The input of a term on the loss that the student's objective computes itself.
+
+    Attributes:
+        losses: the loss of every position; what belongs to no position, as an auxiliary
+            loss, is spread evenly over those that count.
+    """
+
+    losses: Float[Array, "*batch"]
+
+
 Inputs = TypeVar("Inputs", default=Any)
 
 
@@ -80,7 +93,7 @@ class Term(ABC, Generic[Inputs]):
 
     Attributes:
         weight: the factor of the term's sum in the loss; the reported value is without.
-        reads: logits, hidden states or attention scores.
+        reads: logits, hidden states, attention scores, or the student's own loss.
         needs_scores: the protocol that the teacher's scores must fulfil, None if they
             are not read.
         needs_labels: whether `values` reads the labels.

@@ -83,13 +83,30 @@ class BalancedLM(Objective[Mean, Loads]):
         layers: Sequence[int] = (),
     ) -> tuple[Mean, Aux[Loads], Prediction]:
         """The statistics of the loss, with logits and hidden states behind them."""
-        opened = ("routing", "qk") if self.lm.qk_stats else ("routing",)
-        prediction, sown = self.lm.read(
-            params, batch, step, train=train, layers=layers, opened=opened
+        return self.read(params, batch, step, train=train, layers=layers)[:3]
+
+    def read(
+        self,
+        params: Variables,
+        batch: Batch,
+        step: Step,
+        *,
+        train: bool,
+        layers: Sequence[int] = (),
+        opened: tuple[str, ...] = (),
+    ) -> tuple[Mean, Aux[Loads], Prediction, Variables]:
+        """What `predict` returns, and what layers sow into `opened` collections."""
+        stats, aux, prediction, sown = self.lm.read(
+            params,
+            batch,
+            step,
+            train=train,
+            layers=layers,
+            opened=("routing", *opened),
         )
-        stats = Mean.of(prediction.losses, prediction.weights)
         loads = expert_loads(params["moe"], sown["routing"], real_tokens(batch))
-        return stats, Aux(qk_stats=sown.get("qk"), effects=loads), prediction
+        aux = Aux(qk_stats=aux.qk_stats, effects=loads)
+        return stats, aux, prediction, sown
 
     def labels(self, batch: Batch, step: Step) -> Int[Array, "batch seq"]:
         """The token that follows each position."""

@@ -87,12 +87,7 @@ class CausalLM(ModelObjective[Mean]):
         layers: Sequence[int] = (),
     ) -> tuple[Mean, Aux[None], Prediction]:
         """The statistics of the loss, with logits and hidden states behind them."""
-        opened = ("qk",) if self.qk_stats and train else ()
-        prediction, sown = self.read(
-            params, batch, step, train=train, layers=layers, opened=opened
-        )
-        stats = Mean.of(prediction.losses, prediction.weights)
-        return stats, Aux(qk_stats=sown.get("qk")), prediction
+        return self.read(params, batch, step, train=train, layers=layers)[:3]
 
     def read(
         self,
@@ -103,8 +98,8 @@ class CausalLM(ModelObjective[Mean]):
         train: bool,
         layers: Sequence[int] = (),
         opened: tuple[str, ...] = (),
-    ) -> tuple[Prediction, Variables]:
-        """One forward pass, and what layers sow into the `opened` collections.
+    ) -> tuple[Mean, Aux[None], Prediction, Variables]:
+        """What `predict` returns, and what layers sow into `opened` collections.
 
         Raises:
             ValueError: the model sows nothing into one of them, or has no head.
@@ -115,12 +110,18 @@ class CausalLM(ModelObjective[Mean]):
             step,
             train=train,
             layers=layers,
-            opened=opened,
+            opened=(*self._reported(train), *opened),
         )
         logits = self.logits(outputs)
         losses = next_token_losses(logits, batch["tokens"])
         weights = next_token_weights(batch)
-        return Prediction(logits, losses, weights, outputs.hidden), sown
+        prediction = Prediction(logits, losses, weights, outputs.hidden)
+        aux = Aux(qk_stats=sown.get("qk") if self._reported(train) else None)
+        return Mean.of(losses, weights), aux, prediction, sown
+
+    def _reported(self, train: bool) -> tuple[str, ...]:
+        """The collections that `Aux` reports: the heads' largest scores, if asked."""
+        return ("qk",) if self.qk_stats and train else ()
 
     def states(
         self,
@@ -136,14 +137,13 @@ class CausalLM(ModelObjective[Mean]):
         Raises:
             ValueError: the model returns logits alone.
         """
-        opened = ("qk",) if self.qk_stats and train else ()
         outputs, sown = self.forward(
             params,
             token_inputs(batch),
             step,
             train=train,
             layers=layers,
-            opened=opened,
+            opened=self._reported(train),
         )
         if outputs.final is None:
             raise ValueError(

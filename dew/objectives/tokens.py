@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from dew.objectives.base import Aux, Objective, Prediction, Step
+from dew.objectives.base import Aux, Mean, Objective, Prediction, Step
 from dew.source import Source
 from dew.typing import Batch, Variables
 
@@ -104,7 +104,11 @@ def _next(flags: Bool[Array, "batch seq"]) -> Bool[Array, "batch seq"]:
 
 @runtime_checkable
 class KeepsAttention(Protocol):
-    """A token objective whose model can keep the attention scores of its layers."""
+    """A token objective whose model can keep the attention scores of its layers.
+
+    `predict` is `read` without the last item, so that neither leaves out a report of
+    the other.
+    """
 
     def read(
         self,
@@ -115,8 +119,8 @@ class KeepsAttention(Protocol):
         train: bool,
         layers: Sequence[int] = (),
         opened: tuple[str, ...] = (),
-    ) -> tuple[Prediction, Variables]:
-        """One forward pass, and what layers sow into the `opened` collections."""
+    ) -> tuple[Mean, Aux[Any], Prediction, Variables]:
+        """What `predict` returns, and what layers sow into `opened` collections."""
         ...
 
 

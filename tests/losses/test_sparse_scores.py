@@ -232,9 +232,9 @@ def test_masked_classes_of_both_sides_count_for_nothing() -> None:
             "taken at temperature 1.0, the term asks for 2.0",
         ),
         (
-            lambda y, s, d: TopKTail(k=9).values(TermInputs(y, s)),
+            lambda y, s, d: ForwardKL(top=0),
             ValueError,
-            "the 5 classes, got 9",
+            "ForwardKL.top must be None or at least 1, got 0",
         ),
     ],
 )

@@ -1,7 +1,7 @@
 """A teacher with a tokenizer of its own, for the ULD loss."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jax import lax
@@ -15,6 +15,7 @@ from dew.losses.term import Schedule, Term
 from dew.losses.uld import Spans, SpanScores
 from dew.objectives.base import Objective, Step
 from dew.objectives.distillation.scoring import Scored
+from dew.objectives.distillation.sides import objective_faults
 from dew.typing import Batch, Variables
 
 
@@ -25,10 +26,18 @@ class CrossTokenizerTeacher:
     Only ULD and the student's own terms are possible. Batches contain the teacher's
     tokens and the alignment of both tokenizations:
     `dew.data.retokenize.Retokenized` adds them to any stream of token batches.
+
+    Raises:
+        TypeError: what is given is no objective, or one that scores no tokens.
     """
 
     objective: Objective[Any, Any]
     weight: Schedule = 1.0
+
+    def __post_init__(self) -> None:
+        faults = objective_faults("CrossTokenizerTeacher.objective", self.objective)
+        if faults:
+            raise TypeError("; ".join(faults))
 
     @property
     def scores_type(self) -> type[Scores]:
@@ -93,6 +102,8 @@ class CrossTokenizerTeacher:
             "segment_ids": batch["respelled_segments"],
         }
         held = lax.stop_gradient(variables)
+        # The average is the student's: a teacher's own does not move.
+        step = replace(step, ema=None)
         prediction = self.objective.predict(held, own, step, train=False)[2]
         spans = Spans(
             starts=batch["span_starts"].astype(bool),

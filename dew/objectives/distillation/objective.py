@@ -10,7 +10,7 @@ The loss is the weighted sum of all terms over the student's own mass, one `Mean
 accumulation, masks, packing and devices cannot change it, and no replay is needed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -21,10 +21,16 @@ from jaxtyping import Array
 
 from dew.losses.chunking import sequence_weights, term_sums
 from dew.losses.diagnostics import Monitored
-from dew.losses.divergences import CrossEntropy, ForwardKL
+from dew.losses.divergences import (
+    CrossEntropy,
+    Divergence,
+    ForwardKL,
+    SoftCrossEntropy,
+    TopKTail,
+)
 from dew.losses.hidden_states import StateTerm
 from dew.losses.scores import misfit
-from dew.losses.term import Term, at, names
+from dew.losses.term import LossInputs, Term, at, names
 from dew.nn.block import DecoderBank
 from dew.objectives.base import (
     Artifacts,
@@ -33,18 +39,31 @@ from dew.objectives.base import (
     InputSpec,
     Mean,
     Objective,
+    Prediction,
     Step,
     Task,
 )
 from dew.objectives.distillation.matching import Matching, Weighted
 from dew.objectives.distillation.on_policy import OnPolicy
-from dew.objectives.distillation.scoring import Scored, score
-from dew.objectives.distillation.teachers import Teacher, as_teacher
+from dew.objectives.distillation.scoring import (
+    Scored,
+    keeps_attention,
+    no_attention,
+    score,
+    splits,
+)
+from dew.objectives.distillation.sides import objective_faults, teacher_faults
+from dew.objectives.distillation.teachers import (
+    PrecomputedTeacher,
+    Teacher,
+    as_teacher,
+)
 from dew.objectives.distillation.variables import (
     PROJECTORS,
     TEACHER,
     drop_paths,
     shared_leaves,
+    student_step,
     student_variables,
 )
 from dew.objectives.tokens import Labelled, Splittable
@@ -63,13 +82,18 @@ class Distillation(Objective[Mean, Any]):
     Teachers are in the collection `teacher`: they get no gradient, no optimizer state,
     no place in a checkpoint (which records their hash) and none in an export. Leaves
     that a teacher shares with the student's frozen ones are stored once, as for the
-    base model of an adapter. Terms of the student alone (`CrossEntropy`) count once
-    whatever the teachers' weights are. A term over hidden states or attention is
+    base model of an adapter. Terms of the student alone (`CrossEntropy`, and
+    `StudentLoss` for whatever its own objective computes) count once whatever the
+    teachers' weights are. A term over hidden states or attention is
     computed with the one teacher that it names; hidden states of unequal width are
     matched by projectors that train below `params/projectors`.
 
+    `predict`, evaluations, previews, effects and reports are the student's, which never
+    sees the teachers or the projectors, not in the averaged weights of its step either.
+
     Attributes:
-        student: the objective that is trained, and whose positions count.
+        student: the objective that is trained, and whose positions count; any that has
+            `predict`.
         teacher: the first teacher, which the diagnostics are computed against; an
             objective runs in the step as a `ModelTeacher`.
         others: further teachers, each with a weight of its own.
@@ -84,6 +108,8 @@ class Distillation(Objective[Mean, Any]):
         ema: the average that is kept; the student's where it is None.
 
     Raises:
+        TypeError: student, teachers or terms are of another kind; what they lack and
+            what to give instead are named.
         ValueError: terms, teachers and options do not fit together; all faults are
             named.
 
@@ -100,7 +126,7 @@ class Distillation(Objective[Mean, Any]):
 
     student: Objective[Any, Any]
     teacher: Objective[Any, Any] | Teacher
-    others: tuple[Teacher, ...] = ()
+    others: tuple[Objective[Any, Any] | Teacher, ...] = ()
     terms: tuple[Term, ...] = (ForwardKL(),)
     on_policy: OnPolicy | None = None
     measures: tuple[Term, ...] | None = None
@@ -109,10 +135,42 @@ class Distillation(Objective[Mean, Any]):
     causal: bool = True
     ema: EMASpec | None = None
 
-    held = (FROZEN, TEACHER)
-
     def __post_init__(self) -> None:
+        strangers = self._strangers()
+        if strangers:
+            raise TypeError("Distillation: " + "; ".join(strangers))
+        faults = self._faults()
+        if faults:
+            raise ValueError("; ".join(faults))
+        if self.ema is None:
+            object.__setattr__(self, "ema", self.student.ema)
+
+    def _strangers(self) -> list[str]:
+        """Returns a message for each part that is not of the kind it must be."""
+        faults = objective_faults("student", self.student)
+        faults += teacher_faults("teacher", self.teacher, Teacher)
+        if not isinstance(self.others, tuple):
+            faults.append(f"others must be a tuple, got {self.others!r}")
+        else:
+            for i, other in enumerate(self.others):
+                faults += teacher_faults(f"others[{i}]", other, Teacher)
+        for name, terms in (("terms", self.terms), ("measures", self.measures or ())):
+            if not isinstance(terms, tuple):
+                faults.append(f"{name} must be a tuple of terms, got {terms!r}")
+                continue
+            faults += [
+                f"{name}[{i}] must be a term such as ForwardKL(), got {term!r}"
+                for i, term in enumerate(terms)
+                if not isinstance(term, Term)
+            ]
+        return faults
+
+    def _faults(self) -> list[str]:
+        """Returns a message for each thing that does not fit the others."""
         faults = self._matching.faults(len(self.teachers)) + self._misfits()
+        for i, teacher in enumerate(self.teachers):
+            if isinstance(teacher, PrecomputedTeacher):
+                faults += self._untempered(i, teacher)
         if not self.terms:
             faults.append("Distillation needs at least one term, got none")
         asking = [type(t).__name__ for t in self.terms if t.needs_labels]
@@ -124,24 +182,30 @@ class Distillation(Objective[Mean, Any]):
         if isinstance(self.chunk, int) and not self._splits:
             faults.append(
                 f"chunk={self.chunk} needs a student and teachers that give final "
-                "states and their unembedding apart, and no attention maps; use "
-                "chunk=None"
+                "states and their unembedding apart, and terms over neither attention "
+                "maps nor the student's own loss; use chunk=None"
             )
+        if any(t.reads == "attention" for t in self.terms) and not keeps_attention(
+            self.student
+        ):
+            faults.append(no_attention(self.student))
         if self.on_policy is not None and not self._can_sample:
             faults.append(
                 "on_policy needs a causal student that samples, and teachers that run "
                 "in the step: live ones and caches have scored the data, not what the "
                 "student writes"
             )
-        if faults:
-            raise ValueError("; ".join(faults))
-        if self.ema is None:
-            object.__setattr__(self, "ema", self.student.ema)
+        return faults
 
     @property
     def artifact(self) -> type | None:
         """The type that the student's evaluation returns."""
         return self.student.artifact
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """The collections that never move: the student's own, and the teachers'."""
+        return (*dict.fromkeys((*self.student.held, FROZEN)), TEACHER)
 
     @property
     def inputs(self) -> InputSpec:
@@ -156,7 +220,7 @@ class Distillation(Objective[Mean, Any]):
     @cached_property
     def teachers(self) -> tuple[Teacher, ...]:
         """All teachers; the first is the one that diagnostics are computed against."""
-        return (as_teacher(self.teacher), *self.others)
+        return tuple(as_teacher(one) for one in (self.teacher, *self.others))
 
     @cached_property
     def diagnostics(self) -> tuple[Term, ...]:
@@ -189,6 +253,19 @@ class Distillation(Objective[Mean, Any]):
             for i, term in terms
             if term.needs_scores is not None
             and not issubclass(self.teachers[i].scores_type, term.needs_scores)
+        ]
+
+    def _untempered(self, i: int, teacher: PrecomputedTeacher) -> list[str]:
+        """Returns a message for each term at another temperature than stored scores."""
+        if teacher.policy == "logits":
+            return []
+        return [
+            f"teacher {i} scored at temperature {teacher.temperature}, "
+            f"{type(term).__name__}.temperature must be that number, got "
+            f"{'a schedule' if callable(term.temperature) else term.temperature}"
+            for term in self._logit_terms
+            if isinstance(term, Divergence | SoftCrossEntropy | TopKTail)
+            and term.temperature != teacher.temperature
         ]
 
     def held_variables(self) -> Variables | None:
@@ -224,6 +301,7 @@ class Distillation(Objective[Mean, Any]):
         """Returns the weighted sum of all terms, over the student's mass."""
         batch, metrics = self._with_samples(params, batch, step)
         chunk = self._chunk(batch)
+        step = student_step(step)
         student, aux = self._score_student(params, batch, step, split=chunk is not None)
         mass = jnp.sum(student.weights)
         total = jnp.zeros(())
@@ -232,6 +310,7 @@ class Distillation(Objective[Mean, Any]):
                 params, i, batch, step, split=chunk is not None
             )
             sums = self._term_sums(i, student, teacher, batch, step, chunk=chunk)
+            sums |= self._student_sums(student, step) if i == 0 else {}
             sums |= self._matching.sums(
                 i,
                 student=student,
@@ -246,11 +325,42 @@ class Distillation(Objective[Mean, Any]):
                 total = total + jnp.where(weight == 0, 0, weight * value)
                 prefix = f"teacher_{i + 1}/" if i else ""
                 metrics[prefix + name] = jax.lax.stop_gradient(Mean(value, mass))
-        return Mean(total, mass), replace(aux, metrics={**metrics, **aux.metrics})
+        return Mean(total, mass), replace(aux, metrics=_joined(metrics, aux.metrics))
+
+    def predict(
+        self,
+        params: Variables,
+        batch: Batch,
+        step: Step,
+        *,
+        train: bool,
+        layers: Sequence[int] = (),
+    ) -> tuple[Mean, Aux[Any], Prediction]:
+        """Returns what the student's own objective predicts, and its own loss."""
+        return self.student.predict(
+            student_variables(params),
+            batch,
+            student_step(step),
+            train=train,
+            layers=layers,
+        )
 
     def evaluate(self, params: Variables, batch: Batch, step: Step) -> Artifacts | None:
         """Returns the evaluation of the student's own objective."""
-        return self.student.evaluate(student_variables(params), batch, step)
+        variables = student_variables(params)
+        return self.student.evaluate(variables, batch, student_step(step))
+
+    def preview(
+        self,
+        params: Variables,
+        batch: Batch,
+        step: Step,
+        *,
+        scored: Artifacts | None = None,
+    ) -> Artifacts | None:
+        """Returns what the student's own objective displays."""
+        variables, step = student_variables(params), student_step(step)
+        return self.student.preview(variables, batch, step, scored=scored)
 
     def apply_effects(self, variables: Variables, effects: Any) -> Variables:
         """Returns the collections that the student's objective replaces."""
@@ -280,8 +390,8 @@ class Distillation(Objective[Mean, Any]):
 
     @cached_property
     def _splits(self) -> bool:
-        able = isinstance(self.student, Splittable) and not any(
-            term.reads == "attention" for term in self.terms
+        able = splits(self.student) and not any(
+            term.reads in ("attention", "loss") for term in self.terms
         )
         return able and all(teacher.supports_chunking for teacher in self.teachers)
 
@@ -395,6 +505,20 @@ class Distillation(Objective[Mean, Any]):
             weighted[f"watch/{name}"] = (0.0, value)
         return weighted
 
+    def _student_sums(self, student: Scored, step: Step) -> Weighted:
+        """Returns weight and unweighted sum of each term on the student's own loss."""
+        terms = [term for term in self.terms if term.reads == "loss"]
+        if not terms or student.losses is None:
+            return {}
+        inputs = LossInputs(student.losses)
+        return {
+            name: (
+                at(term.weight, step.step),
+                Mean.of(term.values(inputs), student.weights).total,
+            )
+            for name, term in zip(names(terms), terms, strict=True)
+        }
+
     def _with_projectors(self, variables: dict[str, Any], key: Array) -> dict[str, Any]:
         """Adds a projector for each pair of layers whose widths differ."""
         if not self._matching.projecting:
@@ -437,6 +561,21 @@ class Distillation(Objective[Mean, Any]):
                 for i in teachers
             },
         )
+
+
+def _joined(terms: dict[str, Mean], reports: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the metrics of the terms and those that the student reports.
+
+    Raises:
+        ValueError: the student reports one under the name of a term.
+    """
+    both = sorted(set(terms) & set(reports))
+    if both:
+        raise ValueError(
+            f"the student reports metrics under the names of terms, {', '.join(both)}; "
+            "rename them in its Aux"
+        )
+    return {**terms, **reports}
 
 
 def _by_layer(

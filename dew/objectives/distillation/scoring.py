@@ -6,9 +6,10 @@ hidden states and attention scores of single blocks.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, no_type_check
+from typing import Any, TypeGuard, no_type_check
 
 import jax
+import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float
 
@@ -19,7 +20,7 @@ from dew.losses.chunking import (
 )
 from dew.losses.scores import DenseScores
 from dew.losses.vocabulary import VocabularyMap
-from dew.objectives.base import Aux, Objective, Prediction, Step
+from dew.objectives.base import Aux, Mean, Objective, Prediction, Step, mean_loss
 from dew.objectives.tokens import KeepsAttention, Splittable
 from dew.tree import flatten, unflatten
 from dew.typing import Batch, Model, Path, Variables
@@ -34,13 +35,37 @@ class Scored:
     """Scores of one side of a batch, with the block outputs that were requested.
 
     `weights` are those of the positions in the side's own loss; a teacher's are not
-    read. `hidden` and `maps` are in the order of the request.
+    read. `hidden` and `maps` are in the order of the request. `losses` are the side's
+    own, as `position_losses` has them; None where its logits are computed chunk by
+    chunk.
     """
 
     scores: MaterialisedScores | LazyLogits | CrossTokenizerScores
     weights: Float[Array, "batch seq"]
     hidden: tuple[Float[Array, "batch seq _"], ...] = ()
     maps: tuple[Float[Array, "batch _ seq seq"], ...] = ()
+    losses: Float[Array, "batch seq"] | None = None
+
+
+def splits(objective: Objective[Any, Any]) -> TypeGuard[Splittable]:
+    """Whether final hidden states stand for all that the objective's `predict` does.
+
+    They do not where a class overrides `predict` and inherits `states`: its losses,
+    weights and reports would be left out.
+    """
+    return isinstance(objective, Splittable) and _serves_predict(objective, "states")
+
+
+def keeps_attention(objective: Objective[Any, Any]) -> TypeGuard[KeepsAttention]:
+    """Whether the objective can give attention scores beside all of its `predict`."""
+    return isinstance(objective, KeepsAttention) and _serves_predict(objective, "read")
+
+
+def _serves_predict(objective: Objective[Any, Any], method: str) -> bool:
+    """Whether the class with `method` is the one with `predict`, or derives from it."""
+    classes = type(objective).__mro__
+    first = next((c for c in classes if {method, "predict"} & set(vars(c))), None)
+    return first is not None and method in vars(first)
 
 
 def score(
@@ -73,7 +98,7 @@ def score(
     Raises:
         ValueError: attention scores are requested of a model that stores none.
     """
-    if split and not maps and isinstance(objective, Splittable):
+    if split and not maps and splits(objective):
         states, aux = objective.states(
             variables, batch, step, train=train, layers=layers
         )
@@ -82,16 +107,42 @@ def score(
         return Scored(lazy, states.weights, states.hidden), aux
     attention: tuple[Array, ...] = ()
     if maps:
-        prediction, attention = with_attention(
+        stats, aux, prediction, attention = with_attention(
             objective, variables, batch, step, train=train, layers=layers, maps=maps
         )
-        aux = Aux()
     else:
-        _, aux, prediction = objective.predict(
+        stats, aux, prediction = objective.predict(
             variables, batch, step, train=train, layers=layers
         )
     scores = MaterialisedScores(DenseScores(prediction.logits, vocabulary))
-    return Scored(scores, prediction.weights, prediction.hidden, attention), aux
+    losses = position_losses(objective, stats, prediction)
+    scored = Scored(
+        scores, prediction.weights, prediction.hidden, attention, losses=losses
+    )
+    return scored, aux
+
+
+def position_losses(
+    objective: Objective[Any, Any], stats: object, prediction: Prediction
+) -> Float[Array, "batch seq"]:
+    """Returns the loss of every position, whose weighted mean is that of `stats`.
+
+    What belongs to no position, as an auxiliary loss of the routers, is spread evenly.
+    Positions of weight zero have a loss of zero.
+
+    Raises:
+        TypeError: `stats` are not one `Mean`, as every `predict` must return.
+    """
+    if not isinstance(stats, Mean):
+        raise TypeError(
+            f"{type(objective).__name__}.predict must return one Mean over its "
+            f"positions first, got {type(stats).__name__}"
+        )
+    of_positions = Mean.of(prediction.losses, prediction.weights)
+    rest = mean_loss(stats)[0] - mean_loss(of_positions)[0]
+    live = prediction.weights > 0
+    losses = jnp.where(live, prediction.losses, jnp.zeros((), prediction.losses.dtype))
+    return jnp.where(live, losses.astype(rest.dtype) + rest, 0)
 
 
 def with_attention(
@@ -103,8 +154,8 @@ def with_attention(
     train: bool,
     layers: Sequence[int],
     maps: Sequence[int],
-) -> tuple[Prediction, tuple[Float[Array, "batch _ seq seq"], ...]]:
-    """Runs a forward pass that also returns the attention scores of some blocks.
+) -> tuple[Mean, Aux[Any], Prediction, tuple[Float[Array, "batch _ seq seq"], ...]]:
+    """Runs `predict` so that it also returns the attention scores of some blocks.
 
     Scores are before the softmax, [batch, heads, queries, keys].
 
@@ -112,12 +163,9 @@ def with_attention(
         ValueError: the model stores no scores, as a lowered one whose kernels are
             fused, or has no block of a requested number.
     """
-    if not isinstance(objective, KeepsAttention):
-        raise ValueError(
-            f"{type(objective).__name__} keeps no attention scores; match hidden "
-            "states or their relations instead"
-        )
-    prediction, sown = objective.read(
+    if not keeps_attention(objective):
+        raise ValueError(no_attention(objective))
+    stats, aux, prediction, sown = objective.read(
         variables, batch, step, train=train, layers=layers, opened=(MAPS,)
     )
     blocks = sown[MAPS]["layers"]
@@ -128,7 +176,21 @@ def with_attention(
             f"attention maps are requested of blocks {faults}; there are {count} blocks"
         )
     scores = tuple(blocks[str(i % count)]["attn"]["scores"][0] for i in maps)
-    return prediction, scores
+    return stats, aux, prediction, scores
+
+
+def no_attention(objective: Objective[Any, Any]) -> str:
+    """Returns the error message for an objective without attention scores."""
+    name = type(objective).__name__
+    if isinstance(objective, KeepsAttention):
+        return (
+            f"{name} defines predict and inherits read, so that attention scores would "
+            "come without its own loss and reports; define read beside it"
+        )
+    return (
+        f"{name} keeps no attention scores; match hidden states or their relations "
+        "instead"
+    )
 
 
 def lazy_logits(

@@ -5,7 +5,7 @@ the terms compare. No gradient reaches any of them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
@@ -26,8 +26,9 @@ from dew.losses.sparse_scores import SampledScores, TopKScores, draw, top_k
 from dew.losses.term import Schedule, Term
 from dew.losses.vocabulary import VocabularyMap
 from dew.objectives.base import Objective, Step
-from dew.objectives.distillation.scoring import Scored, score
-from dew.objectives.tokens import Splittable, next_token_weights
+from dew.objectives.distillation.scoring import Scored, score, splits
+from dew.objectives.distillation.sides import objective_faults
+from dew.objectives.tokens import next_token_weights
 from dew.typing import Batch, Variables
 
 
@@ -90,7 +91,7 @@ class Teacher(Protocol):
         Args:
             variables: what `init` returned.
             batch: the student's batch, with the arrays of `batch_spec`.
-            step: the current step.
+            step: the current step, whose `ema` is the student's average.
             layers: blocks whose hidden states are compared.
             split: whether logits may be computed chunk by chunk later.
             maps: blocks whose attention scores are compared.
@@ -113,13 +114,22 @@ class ModelTeacher:
         objective: the objective whose forward pass scores the batch.
         vocabulary: the map between the two vocabularies, None where rows are equal.
         weight: the factor of all terms with this teacher.
-        top: how many of the teacher's likeliest tokens `MassOnTop` measures.
+        top: how many of the teacher's likeliest tokens `MassOnTop` measures; all of
+            them where there are fewer.
+
+    Raises:
+        TypeError: what is given is no objective, or one that scores no tokens.
     """
 
     objective: Objective[Any, Any]
     vocabulary: VocabularyMap | None = None
     weight: Schedule = 1.0
     top: int = 10
+
+    def __post_init__(self) -> None:
+        faults = objective_faults("ModelTeacher.objective", self.objective)
+        if faults:
+            raise TypeError("; ".join(faults))
 
     @property
     def scores_type(self) -> type[Scores]:
@@ -129,7 +139,7 @@ class ModelTeacher:
     @property
     def supports_chunking(self) -> bool:
         """Whether the objective separates hidden states from their unembedding."""
-        return isinstance(self.objective, Splittable)
+        return splits(self.objective)
 
     @property
     def scores_any_tokens(self) -> bool:
@@ -171,7 +181,8 @@ class ModelTeacher:
             self.objective,
             lax.stop_gradient(variables),
             self._own(batch),
-            step,
+            # The average is the student's: a teacher's own does not move.
+            replace(step, ema=None),
             train=False,
             layers=layers,
             maps=maps,
@@ -327,7 +338,11 @@ def hidden_name(place: int) -> str:
 
 
 def as_teacher(teacher: Objective[Any, Any] | Teacher) -> Teacher:
-    """Returns an objective as a teacher in the step, and a teacher as it is."""
+    """Returns an objective as a teacher in the step, and a teacher as it is.
+
+    Raises:
+        TypeError: the objective scores no tokens.
+    """
     if isinstance(teacher, Objective):
         return ModelTeacher(objective=teacher)
     return teacher
@@ -343,7 +358,8 @@ def scores_of(
 ) -> dict[str, Array]:
     """Returns a teacher's logits as the arrays that `PrecomputedTeacher` reads.
 
-    The `k` likeliest classes are kept, or `k` classes drawn with `key`.
+    The `k` likeliest classes are kept, all where there are fewer, or `k` classes drawn
+    with `key`.
 
     Raises:
         ValueError: classes are to be drawn, and `key` is None.

@@ -1,11 +1,12 @@
 """The places of student, teachers and projectors in a distillation's variables."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 
-from dew.objectives.base import Objective
+from dew.objectives.base import Objective, Step
 from dew.objectives.distillation.teachers import Teacher
 from dew.tree import FROZEN, flatten, unflatten
 from dew.typing import Path, Variables
@@ -24,6 +25,13 @@ def student_variables(params: Variables) -> dict[str, Any]:
         live = student["params"].items()
         student["params"] = {name: tree for name, tree in live if name != PROJECTORS}
     return student
+
+
+def student_step(step: Step) -> Step:
+    """Returns the step as the student takes it: its average without the teachers."""
+    if step.ema is None:
+        return step
+    return replace(step, ema=student_variables(step.ema))
 
 
 def shared_leaves(
