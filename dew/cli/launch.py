@@ -2,17 +2,17 @@
 
 import os
 import socket
-import subprocess
 import sys
-import threading
-import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-import jax
 import tyro
 
-COORDINATOR, COUNT, INDEX = "DEW_COORDINATOR", "DEW_PROCESSES", "DEW_PROCESS"
-"""Environment variables of a launched process: coordinator, count and index."""
+from dew.cli.children import Children
+from dew.cli.launched import COORDINATOR, COUNT, INDEX
+
+HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,73 +29,53 @@ class Launch:
     command: tyro.conf.Positional[tuple[str, ...]]
     """Command to run and its flags, after a --."""
 
-    def run(self) -> int:
-        """Runs all processes, and stops all when one fails; returns its exit code."""
+    def check(self) -> None:
+        """Raises unless there is a command, and a process to run it.
+
+        Raises:
+            ValueError: either is missing.
+        """
         if self.processes < 1 or not self.command:
             raise ValueError(
                 "dew launch needs --processes >= 1 and a command after --, got "
                 f"{self.processes} and {' '.join(self.command) or 'no command'}"
             )
-        address = f"127.0.0.1:{_free_port()}"
-        processes = [
-            subprocess.Popen(
+
+    def run(self) -> int:
+        """Runs all processes; returns the exit code of the first that failed.
+
+        A signal is forwarded to all of them, and a second one ends them at once. When
+        one fails, the others end within 15 seconds, and its error is printed last.
+        """
+        with _reserved_port() as port:
+            children = Children(
                 [sys.executable, "-m", "dew", *self.command],
-                env={
-                    **os.environ,
-                    COORDINATOR: address,
-                    COUNT: str(self.processes),
-                    INDEX: str(index),
-                },
-                # All processes print the same result, so one is forwarded; errors of
-                # the others still reach stderr.
-                stdout=subprocess.PIPE if index == 0 else subprocess.DEVNULL,
+                [self._environment(index, port) for index in range(self.processes)],
             )
-            for index in range(self.processes)
-        ]
-        forwarder = threading.Thread(target=_forward, args=(processes[0],))
-        forwarder.start()
-        try:
-            code = _wait(processes)
-            forwarder.join()
-            return code
-        finally:
-            for process in processes:
-                process.kill()
+            return children.run()
+
+    def _environment(self, index: int, port: int) -> Mapping[str, str]:
+        # gRPC would send even local calls through a proxy.
+        direct = filter(None, (os.environ.get("no_grpc_proxy"), HOST))
+        has_proxy = any(name.lower().endswith("_proxy") for name in os.environ)
+        return {
+            **os.environ,
+            **({"no_grpc_proxy": ",".join(direct)} if has_proxy else {}),
+            COORDINATOR: f"{HOST}:{port}",
+            COUNT: str(self.processes),
+            INDEX: str(index),
+            # Nobody outside this machine has business with the coordinator.
+            "JAX_COORDINATOR_BIND_ADDRESS": f"{HOST}:{port}",
+        }
 
 
-def join_launched() -> None:
-    """Connects a process that `dew launch` started to its distributed run."""
-    if COORDINATOR not in os.environ:
-        return
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(
-        os.environ[COORDINATOR],
-        num_processes=int(os.environ[COUNT]),
-        process_id=int(os.environ[INDEX]),
-    )
+@contextmanager
+def _reserved_port() -> Iterator[int]:
+    """Yields a free port that no other program gets before the first process has it.
 
-
-def _wait(processes: list["subprocess.Popen[bytes]"]) -> int:
-    """Returns the first exit code that is not 0, or 0 once all have ended."""
-    while True:
-        codes = [process.poll() for process in processes]
-        failed = [code for code in codes if code]
-        if failed:
-            return failed[0] if failed[0] > 0 else 128 - failed[0]
-        if None not in codes:
-            return 0
-        time.sleep(0.1)
-
-
-def _forward(process: "subprocess.Popen[bytes]") -> None:
-    """Copies a process's stdout to this one's, without the lines that gloo prints."""
-    for line in process.stdout or ():
-        if not line.startswith(b"[Gloo]"):
-            sys.stdout.buffer.write(line)
-            sys.stdout.buffer.flush()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    The coordinator opens its port with SO_REUSEPORT, and so may open this one.
+    """
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind((HOST, 0))
+        yield held.getsockname()[1]

@@ -9,6 +9,7 @@ from typing import Annotated, TypeAlias
 # fifteen times, and an idle one runs a fifth slower without them.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import jax
 import tyro
 from rich.console import Console
 
@@ -20,7 +21,8 @@ from dew.cli.evaluate import Eval
 from dew.cli.export import Export, Verify
 from dew.cli.extend import Extend
 from dew.cli.generate import Generate
-from dew.cli.launch import Launch, join_launched
+from dew.cli.launch import Launch
+from dew.cli.launched import is_one_of_several, join_launched
 from dew.cli.pretrain import Pretrain
 from dew.cli.prune import Prune
 from dew.training.logs import TrainingError
@@ -39,31 +41,76 @@ Command: TypeAlias = (
     | Annotated[Launch, tyro.conf.subcommand("launch")]
 )
 
+SEVERAL = (Pretrain, Distill, CacheTeacher, Eval)
+"""Commands whose work several processes share."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code.
 
     The code is 0 for success, 1 for a failed check and 2 for bad input, with the error
-    as one line on stderr. `DEW_TRACEBACK=1` prints the traceback instead.
+    as one line on stderr; 130 after Ctrl-C and 143 after SIGTERM. `DEW_TRACEBACK=1`
+    prints the traceback instead.
     """
-    command = tyro.cli(
+    command = _parse(arguments)
+    try:
+        if isinstance(command, Launch):
+            command.check()
+            # Once, before any process starts: a wrong flag is one message, not many.
+            _check_launched(_parse(command.command), command.processes)
+        elif is_one_of_several():
+            _check_launched(command, 2)
+        join_launched()
+        return command.run()
+    except KeyboardInterrupt:
+        return _leave(130)
+    except CertificationError as failed:
+        _complain(str(failed))
+        return _leave(1)
+    except (ValueError, TypeError, OSError, ImportError, TrainingError) as fault:
+        if os.environ.get("DEW_TRACEBACK"):
+            raise
+        _complain(str(fault))
+        return _leave(2)
+    except jax.errors.JaxRuntimeError as fault:
+        if os.environ.get("DEW_TRACEBACK") or not jax.distributed.is_initialized():
+            raise
+        # What jax says of a process that is gone takes many lines.
+        _complain(f"another process ended: {str(fault).splitlines()[0]}")
+        return _leave(2)
+
+
+def _parse(arguments: Sequence[str] | None) -> Command:
+    return tyro.cli(
         Command,
         args=arguments,
         prog="dew",
         description="The bridge between PyTorch and JAX for people who train models.",
         config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes),
     )
-    try:
-        join_launched()
-        return command.run()
-    except CertificationError as failed:
-        _complain(str(failed))
-        return 1
-    except (ValueError, TypeError, OSError, ImportError, TrainingError) as fault:
-        if os.environ.get("DEW_TRACEBACK"):
-            raise
-        _complain(str(fault))
-        return 2
+
+
+def _check_launched(command: Command, count: int) -> None:
+    """Raises for a command that several processes cannot share."""
+    if count == 1 or isinstance(command, SEVERAL):
+        return
+    raise ValueError(
+        f"dew {type(command).__name__.lower()} is the work of one process: run it "
+        "without dew launch (and without DEW_COORDINATOR); pretrain, distill, "
+        "cache-teacher and eval share theirs"
+    )
+
+
+def _leave(code: int) -> int:
+    """Returns an exit code, or exits where jax would first wait for other processes.
+
+    They may be waiting for this one, in a collective that it never comes to.
+    """
+    if jax.distributed.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def _complain(fault: str) -> None:

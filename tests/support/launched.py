@@ -1,0 +1,135 @@
+"""Commands as several processes, by `dew launch` and by signals from outside."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+# Two processes of one device each, compiled as quickly as the tests' own.
+FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a launched command ended, and what it had printed."""
+
+    code: int
+    seconds: float
+    out: str
+    err: str
+
+    @property
+    def last(self) -> str:
+        """The last line on stderr, empty where there is none."""
+        return (self.err.strip().splitlines() or [""])[-1]
+
+
+class Launched:
+    """A running `dew launch`, whose output goes to files."""
+
+    def __init__(self, folder: Path, *command: Any, processes: int = 2) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._files = folder / "stdout", folder / "stderr"
+        self._asked_at = time.monotonic()
+        launch = ["launch", "--processes", str(processes), "--", *map(str, command)]
+        with self._files[0].open("wb") as out, self._files[1].open("wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "dew", *launch],
+                cwd=ROOT,
+                env={
+                    **os.environ,
+                    "XLA_FLAGS": FLAGS,
+                    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+                },
+                stdout=out,
+                stderr=err,
+                stdin=subprocess.DEVNULL,
+            )
+
+    def ranks(self) -> dict[int, int]:
+        """Returns the process ids of the launched processes by their index."""
+        found = subprocess.run(
+            ["ps", "-o", "pid=", "--ppid", str(self.process.pid)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return {_index(int(pid)): int(pid) for pid in found.stdout.split()}
+
+    def until(self, ready: Callable[[], bool], timeout_s: float = 180) -> None:
+        """Waits until something is true of the running command."""
+        deadline = time.monotonic() + timeout_s
+        while not ready():
+            assert self.process.poll() is None, f"ended early: {self.text()}"
+            assert time.monotonic() < deadline, f"not in time: {self.text()}"
+            time.sleep(0.05)
+
+    def shows(self, text: str) -> bool:
+        """Whether stderr has a text by now."""
+        return text in self.text()
+
+    def text(self) -> str:
+        """What stderr has by now."""
+        return self._files[1].read_text()
+
+    def send(self, number: int, *, rank: int | None = None) -> None:
+        """Sends a signal to the launcher, or to one of its processes."""
+        self._asked_at = time.monotonic()
+        os.kill(self.process.pid if rank is None else self.ranks()[rank], number)
+
+    def end(self, timeout_s: float = 240) -> Ended:
+        """Waits for the end; seconds count from the last signal, or from the start."""
+        try:
+            code = self.process.wait(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGTERM)
+            time.sleep(1)
+            self.process.send_signal(signal.SIGTERM)
+            raise
+        return Ended(
+            code=code if code >= 0 else 128 - code,
+            seconds=time.monotonic() - self._asked_at,
+            out=self._files[0].read_text(),
+            err=self.text(),
+        )
+
+
+def launched(folder: Path, *command: Any, processes: int = 2) -> Ended:
+    """Runs a command as several processes to its end."""
+    return Launched(folder, *command, processes=processes).end()
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that only waits to be noticed does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def all_gone(pids: dict[int, int], within_s: float) -> float:
+    """Waits until processes are gone; returns after how many seconds they were."""
+    began = time.monotonic()
+    while any(map(is_alive, pids.values())):
+        assert time.monotonic() - began < within_s, f"{pids} are alive"
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
+def _index(pid: int) -> int:
+    try:
+        raw = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return -1
+    for entry in raw.split(b"\0"):
+        if entry.startswith(b"DEW_PROCESS="):
+            return int(entry.partition(b"=")[2])
+    return -1
