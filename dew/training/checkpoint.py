@@ -4,23 +4,22 @@ Leaves that a run holds and never moves are not written where the objective supp
 them; their content hash is, and resuming with other weights is an error.
 """
 
-import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers as managers
 
 from dew.objectives.base import AnyObjective
 from dew.state import TrainState
-from dew.tree import array_text, flatten, slashed, unflatten
-from dew.typing import Variables
+from dew.training.held import held_hashes, held_paths, leaf_hash, supplied_paths
+from dew.tree import array_text, unflatten
+from dew.typing import Path, Variables
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,22 +117,25 @@ class Checkpoints:
         *,
         data: Mapping[str, object] | None,
         metrics: Mapping[str, float] | None = None,
+        held: Iterable[Path] | None = None,
     ) -> int:
         """Starts writing a state and the data's position; returns its commit.
 
-        Arrays are copied before this returns, so the next step may donate them.
+        Arrays are copied before this returns, so the next step may donate them. Of the
+        leaves at `held` (`held_paths`), None for those of collections that the
+        objective declares, hashes are written.
 
         Raises:
             OSError: an earlier write failed, on a full disk for example.
         """
         step = int(state.commits)
-        held = self._hashes(objective)
+        hashes = self._hashes(state, objective, held)
         moving = {
-            name: leaf for name, leaf in _leaves(state).items() if name not in held
+            name: leaf for name, leaf in _leaves(state).items() if name not in hashes
         }
         # Shapes and hashes stand beside the arrays, so that a checkpoint of another run
         # is refused by name before orbax reads, and reshapes or fails on, any of it.
-        meta = {"held": held, "leaves": {n: array_text(x) for n, x in moving.items()}}
+        meta = {"held": hashes, "leaves": {n: array_text(x) for n, x in moving.items()}}
         self.wait()
         self._manager.save(
             step,
@@ -153,10 +155,12 @@ class Checkpoints:
         objective: AnyObjective,
         *,
         step: int | None = None,
+        held: Iterable[Path] | None = None,
     ) -> tuple[TrainState, Any]:
         """Returns a saved state, placed as `state` is, and the data's position.
 
-        `state` is a new run's: it gives the structure, and the held leaves.
+        `state` is a new run's: it gives the structure, and the leaves at `held`, as
+        `save` takes it.
 
         Raises:
             ValueError: there is no such checkpoint, it is of another model, or its run
@@ -165,7 +169,8 @@ class Checkpoints:
         step = self._resolve_step(step)
         meta = self._meta(step)
         leaves = _leaves(state)
-        self._check(meta, leaves, self._hashes(objective), step)
+        hashes = self._hashes(state, objective, held)
+        self._check(meta, leaves, _comparable(hashes, meta, leaves), step)
         # With the new run's shardings each process reads its own part of an array,
         # whatever mesh wrote it; held leaves are in no checkpoint and stay.
         target = {
@@ -179,6 +184,7 @@ class Checkpoints:
                 state=ocp.args.StandardRestore(target), data=ocp.args.JsonRestore()
             ),
         )
+        self._check_written(saved["state"], hashes, step)
         restored = _with_leaves(state, {**leaves, **saved["state"]})
         return restored, saved["data"]["position"]
 
@@ -264,6 +270,17 @@ class Checkpoints:
         }
         faults = _mismatches(meta["leaves"], current, "saved", "in this run")
         faults += _mismatches(meta["held"], dict(held), "then held", "now held")
+        self._refuse(faults, step)
+
+    def _check_written(
+        self, saved: Mapping[str, Any], hashes: Mapping[str, str], step: int
+    ) -> None:
+        """Raises where held leaves that were written have other values now."""
+        written = {n: leaf_hash(saved[n]) for n in hashes if n in saved}
+        now = {name: hashes[name] for name in written}
+        self._refuse(_mismatches(written, now, "saved with", "now held"), step)
+
+    def _refuse(self, faults: list[str], step: int) -> None:
         if faults:
             more = f" … and {len(faults) - 8} more" if len(faults) > 8 else ""
             raise ValueError(
@@ -271,41 +288,29 @@ class Checkpoints:
                 "or run: " + "; ".join(faults[:8]) + more
             )
 
-    def _hashes(self, objective: AnyObjective) -> dict[str, str]:
-        """Returns the content hashes of the leaves that the objective supplies."""
+    def _hashes(
+        self, state: TrainState, objective: AnyObjective, held: Iterable[Path] | None
+    ) -> dict[str, str]:
+        """Returns the content hashes of the leaves that the run holds, made once."""
         if self._held is None:
-            self._held = held_hashes(objective)
+            variables = state.variables
+            if held is None:
+                supplied = supplied_paths(objective.initializer)
+                held = held_paths(objective, supplied, variables, None)
+            self._held = held_hashes(variables, held)
         return self._held
 
 
-def held_hashes(objective: AnyObjective) -> dict[str, str]:
-    """Returns the SHA-256 of each leaf of `held_variables` that never changes.
+def _comparable(
+    hashes: Mapping[str, str], meta: Mapping[str, Any], leaves: Mapping[str, Any]
+) -> dict[str, str]:
+    """Returns the hashes of the leaves for which a checkpoint has a hash, too.
 
-    Keys are the leaves' names in a checkpoint. The leaf is hashed as the run uses it:
-    after `init`, which may have cast or moved it.
+    Which leaves a run holds may have been declared otherwise when it was written.
     """
-    supplied = objective.held_variables()
-    if supplied is None:
-        return {}
-    supplied_paths = set(flatten(supplied))
-    shapes = jax.eval_shape(objective.initializer, jax.random.key(0))
-    # Leaves supplied under `params` may be held in a collection of their own.
-    frozen = [
-        path
-        for path in flatten(shapes)
-        if path[0] in objective.held and supplied_paths & {path, ("params", *path[1:])}
-    ]
-    if not frozen:
-        return {}
-    leaves = flatten(objective.init(jax.random.key(0), supplied))
-    return {f"variables/{slashed(path)}": _sha256(leaves[path]) for path in frozen}
-
-
-def _sha256(leaf: Any) -> str:
-    array = np.ascontiguousarray(np.asarray(leaf))
-    digest = hashlib.sha256(array_text(array).encode())
-    digest.update(array.reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()
+    others = [name for name in meta["held"] if name in leaves and name not in hashes]
+    known = {**hashes, **{name: leaf_hash(leaves[name]) for name in others}}
+    return {name: known[name] for name in known if name not in meta["leaves"]}
 
 
 def _leaves(state: TrainState) -> dict[str, Any]:

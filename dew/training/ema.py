@@ -1,5 +1,7 @@
 """Exponential moving average of a run's variables."""
 
+from collections.abc import Collection
+
 import jax.numpy as jnp
 from jaxtyping import Array
 
@@ -9,18 +11,20 @@ from dew.tree import flatten, select, unflatten
 from dew.typing import Path, Variables
 
 
-def initial_average(objective: AnyObjective, variables: Variables) -> Variables | None:
+def initial_average(
+    objective: AnyObjective, variables: Variables, held: Collection[str]
+) -> Variables | None:
     """Selects the leaves to average, at their initial values; None without an EMA.
 
-    Leaves of held collections never move, so their average would be a second copy: they
-    are left out whatever `EMASpec.select` accepts.
+    Leaves of the collections `held` never move, so their average would be a second
+    copy: they are left out whatever `EMASpec.select` accepts.
     """
     spec = objective.ema
     if spec is None:
         return None
 
     def is_averaged(path: Path) -> bool:
-        return path[0] not in objective.held and spec.select(path)
+        return path[0] not in held and spec.select(path)
 
     return select(variables, is_averaged)
 

@@ -24,6 +24,7 @@ from dew.training.accumulation import (
     replace_collections,
 )
 from dew.training.ema import initial_average, next_average
+from dew.training.held import held_collections, moved_collections
 from dew.tree import widen
 from dew.typing import Batch
 
@@ -88,8 +89,8 @@ class TrainStep:
     ) -> TrainState:
         """Builds the state of a new run; to be jitted, with `initializer` an argument.
 
-        `batch` is an example microbatch (shapes are enough), which sizes the window; it
-        may be None without accumulation.
+        `batch` is an example microbatch (shapes are enough), which sizes the window and
+        tells which collections the loss moves; it may be None without accumulation.
         """
         init_key, root = jax.random.split(key)
         variables = initializer(init_key)
@@ -103,7 +104,11 @@ class TrainStep:
             key=root,
             variables=variables,
             optimizer=self.optimizer.init({"params": variables["params"]}),
-            ema=initial_average(self.objective, variables),
+            ema=initial_average(
+                self.objective,
+                variables,
+                held_collections(self.objective, variables, batch),
+            ),
             window=None,
         )
         if self.accumulation == 1:
@@ -165,17 +170,19 @@ class TrainStep:
             window = self._extended_window(state, batch, step, evaluated)
             if evaluated.gradient is not None:
                 return window
-            row = self._row(state, batch, step)
+            row = self._row(state, batch, step, evaluated)
             stacked = jax.tree.map(lambda x: jnp.stack([x] * self.accumulation), row)
             return replace(window, replay=stacked)
 
         shapes = jax.eval_shape(first, state, batch)
         return jax.tree.map(_zeros, shapes)
 
-    def _row(self, state: TrainState, batch: Batch, step: Step) -> Replay:
+    def _row(
+        self, state: TrainState, batch: Batch, step: Step, evaluated: Evaluated
+    ) -> Replay:
         """Returns what a second evaluation of this microbatch needs."""
-        held = ("params", *self.objective.held)
-        collections = {k: v for k, v in state.variables.items() if k not in held}
+        moved = moved_collections(self.objective, state.variables, evaluated.aux)
+        collections = {k: v for k, v in state.variables.items() if k in moved}
         return Replay(dict(batch), step.key, step.step, collections)
 
     def _extended_window(
@@ -196,7 +203,7 @@ class TrainStep:
             return entry
         replay = window.replay
         if replay is not None:
-            row = self._row(state, batch, step)
+            row = self._row(state, batch, step, evaluated)
             replay = jax.tree.map(lambda to, x: to.at[window.count].set(x), replay, row)
         sums = jax.tree.map(jnp.add, _additive(window), _additive(entry))
 

@@ -22,13 +22,14 @@ from dew.training.callbacks import Callback
 from dew.training.checkpoint import Checkpoints
 from dew.training.evaluation import Evaluation, run_evaluation
 from dew.training.feed import Feed
+from dew.training.held import held_paths, supplied_paths
 from dew.training.intervals import Intervals
 from dew.training.logs import Log, RunLog, TrainingError
 from dew.training.optimizers import Optimizer
 from dew.training.sharding import DECODER_RULES, Rules, shardings_of
 from dew.training.step import Report, TrainStep
 from dew.training.trackers import Tracker, TrackerGroup, join_trackers
-from dew.typing import Batch
+from dew.typing import Batch, Path
 
 Attempt: TypeAlias = Callable[[TrainState, Batch], tuple[TrainState, Report]]
 """The signature of `TrainStep.attempt`, compiled or not."""
@@ -45,6 +46,7 @@ class Run:
     intervals: Intervals
     evaluations: Mapping[str, Evaluation]
     terminated: threading.Event
+    held: frozenset[Path]
 
 
 @dataclass(eq=False)
@@ -115,7 +117,7 @@ class Trainer:
         _check_periods(steps=steps, log_every=log_every, eval_every=eval_every)
         feed = Feed(data, self.mesh, set(self.objective.inputs))
         with _sigterm() as terminated, self._open_tracker() as tracker:
-            state, attempt = self._start(feed, resume)
+            state, attempt, held = self._start(feed, resume)
             commits = int(state.commits)
             run = Run(
                 attempt=attempt,
@@ -132,6 +134,7 @@ class Trainer:
                 ),
                 evaluations=evaluations or {},
                 terminated=terminated,
+                held=held,
             )
             tracker.start(self.run_config, step=commits)
             for callback in self.callbacks:
@@ -168,8 +171,13 @@ class Trainer:
         """One bound method: jax's cache goes by it, so a second `fit` compiles less."""
         return self._step.attempt
 
-    def _start(self, feed: Feed, resume: bool) -> tuple[TrainState, Attempt]:
-        """Returns the state of a new run or of the newest checkpoint, and the step."""
+    def _start(
+        self, feed: Feed, resume: bool
+    ) -> tuple[TrainState, Attempt, frozenset[Path]]:
+        """Returns the state of a new run or of the newest checkpoint, and the step.
+
+        Beside them are the paths of the leaves that the run holds.
+        """
         saved = self.checkpoints
         if saved is None:
             if resume:
@@ -183,21 +191,29 @@ class Trainer:
                 f"{saved.folder} already holds commit {saved.latest()}: pass "
                 "resume=True to go on from it, or give another folder"
             )
-        state, attempt = self._build(feed.peek())
-        state, position = saved.restore(state, self.objective)
+        state, attempt, held = self._build(feed.peek())
+        state, position = saved.restore(state, self.objective, held=held)
         feed.go_to(position)
-        return state, attempt
+        return state, attempt, held
 
-    def _build(self, batch: Batch) -> tuple[TrainState, Attempt]:
+    def _build(self, batch: Batch) -> tuple[TrainState, Attempt, frozenset[Path]]:
         """Builds the initial state inside one JIT, and the step that takes its memory.
 
         On a mesh both are placed by the same shardings.
         """
         initializer = self.objective.initializer
+        supplied = supplied_paths(initializer)
+
+        def with_held(
+            state: TrainState, attempt: Attempt
+        ) -> tuple[TrainState, Attempt, frozenset[Path]]:
+            held = held_paths(self.objective, supplied, state.variables, batch)
+            return state, attempt, held
+
         build = self._step.initial
         if self.mesh is None:
             state = jax.jit(build)(initializer, self.key, batch)
-            return state, jax.jit(self._attempt, donate_argnums=0)
+            return with_held(state, jax.jit(self._attempt, donate_argnums=0))
         # Loaded weights are split before the JIT gets them: never whole on each device.
         shardings = shardings_of(initializer, self.mesh, self.rules)
         initializer = jax.device_put(initializer, shardings)
@@ -207,7 +223,7 @@ class Trainer:
         # Left free, GSPMD would place new leaves elsewhere and compile once more.
         out = (shardings, NamedSharding(self.mesh, PartitionSpec()))
         attempt = jax.jit(self._attempt, donate_argnums=0, out_shardings=out)
-        return build(initializer, self.key, batch), attempt
+        return with_held(build(initializer, self.key, batch), attempt)
 
     def _advance(self, state: TrainState, run: Run, goal: int) -> TrainState:
         """Dispatches what it takes to reach `goal` commits if nothing is rejected."""
@@ -299,7 +315,11 @@ class Trainer:
         if self.checkpoints is None:
             return
         step = self.checkpoints.save(
-            state, self.objective, data=run.feed.position(), metrics=metrics
+            state,
+            self.objective,
+            data=run.feed.position(),
+            metrics=metrics,
+            held=run.held,
         )
         for callback in self.callbacks:
             callback.on_save(step)

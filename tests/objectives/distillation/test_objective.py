@@ -26,7 +26,8 @@ from dew.objectives.distillation.variables import PROJECTORS, TEACHER
 from dew.objectives.masked_lm import MaskedLM
 from dew.objectives.tokens import next_token_weights
 from dew.source import Source
-from dew.training.checkpoint import Checkpoints, held_hashes
+from dew.training.checkpoint import Checkpoints
+from dew.training.held import held_hashes, held_paths, supplied_paths
 from dew.training.optimizers import OPTIMIZERS
 from dew.training.trainer import Trainer
 from dew.tree import flatten
@@ -180,7 +181,9 @@ def test_a_teacher_keeps_its_weights_and_is_only_hashed() -> None:
     sizes = {leaf.shape for leaf in jax.tree.leaves(state.variables["params"])}
     assert {leaf.shape for leaf in moments if leaf.ndim} <= sizes
     names = {f"variables/{TEACHER}/0/" + "/".join(path) for path in held}
-    assert names <= set(held_hashes(objective))
+    supplied = supplied_paths(objective.initializer)
+    paths = held_paths(objective, supplied, state.variables, None)
+    assert names <= set(held_hashes(state.variables, paths))
 
 
 class Position:
