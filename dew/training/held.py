@@ -89,7 +89,10 @@ def held_hashes(variables: Variables, paths: Iterable[Path]) -> dict[str, str]:
     Leaves are brought to the host and hashed one at a time, as the run uses them.
     """
     leaves = flatten(variables)
-    return {f"variables/{slashed(path)}": leaf_hash(leaves[path]) for path in paths}
+    # Sorted, because processes must gather the parts of the same leaf at a time, and
+    # each has its own order of a set.
+    ordered = sorted(paths)
+    return {f"variables/{slashed(path)}": leaf_hash(leaves[path]) for path in ordered}
 
 
 def leaf_hash(leaf: Any) -> str:

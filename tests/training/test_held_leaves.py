@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.core import Tracer
+from jax.sharding import NamedSharding, PartitionSpec
 
 from dew.losses.supervised import Classification
 from dew.objectives.base import Aux, EMASpec, Step
@@ -17,8 +18,9 @@ from dew.objectives.causal_lm import CausalLM
 from dew.objectives.supervised import Supervised
 from dew.source import Source
 from dew.training.checkpoint import Checkpoints
-from dew.training.held import held_hashes, held_paths, supplied_paths
+from dew.training.held import held_hashes, held_paths, leaf_hash, supplied_paths
 from dew.training.optimizers import adamw
+from dew.training.sharding import make_mesh
 from dew.training.step import TrainStep
 from dew.training.trainer import Trainer
 from dew.tree import flatten
@@ -283,3 +285,21 @@ def test_held_variables_are_read_once_and_no_init_runs_outside_a_trace(
         trainer.fit(Rows(), steps=steps, resume=resume)
     assert len(reads) == 2
     assert not any(untraced)
+
+
+def test_a_leaf_that_is_split_over_devices_has_the_hash_of_the_whole() -> None:
+    whole = jnp.arange(64, dtype=jnp.bfloat16).reshape(16, 4)
+    mesh = make_mesh(fsdp=8)
+    split = jax.device_put(whole, NamedSharding(mesh, PartitionSpec("fsdp")))
+    assert len({shard.device for shard in split.addressable_shards}) == 8
+    assert leaf_hash(split) == leaf_hash(whole) == leaf_hash(np.asarray(whole))
+    key = jax.random.key(3)
+    assert leaf_hash(key) == leaf_hash(jax.random.key_data(key))
+
+
+def test_hashes_are_made_in_one_order_in_every_process() -> None:
+    paths = [("frozen", name) for name in "zaxbyc"]
+    variables = {"frozen": {name: np.zeros(1) for name in "zaxbyc"}}
+    assert list(held_hashes(variables, frozenset(paths))) == [
+        f"variables/frozen/{name}" for name in "abcxyz"
+    ]
