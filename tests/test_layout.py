@@ -20,6 +20,7 @@ ORDER = (
     ("dew.source", "dew.state", "dew.runs"),
     ("dew.tree",),
     ("dew.typing",),
+    ("dew.processes", "dew.native_messages"),
 )
 """From the top down; a package imports its own, and what stands below it."""
 

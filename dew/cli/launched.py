@@ -6,16 +6,13 @@ import signal
 import threading
 import time
 
-import jax
+from dew.processes import connect_processes
 
 COORDINATOR, COUNT, INDEX = "DEW_COORDINATOR", "DEW_PROCESSES", "DEW_PROCESS"
 """Environment variables of a process: coordinator, count and index."""
 
 LAUNCHER = "DEW_LAUNCHER"
 """Set by `dew launch`, whose process is at the other end of stdin."""
-
-HEARTBEAT_S = 30
-"""Seconds without a sign of life after which a process counts as dead."""
 
 SAVE_S = 10.0
 """Seconds a process has to save and end once its launcher is gone."""
@@ -38,18 +35,7 @@ def join_launched() -> None:
     if not is_one_of_several():
         return
     count, index = _place()
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # Python's handler would wait for the C++ that waits for the other processes.
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        jax.distributed.initialize(
-            os.environ[COORDINATOR],
-            num_processes=count,
-            process_id=index,
-            heartbeat_timeout_seconds=HEARTBEAT_S,
-        )
-    finally:
-        signal.signal(signal.SIGINT, before)
+    connect_processes(os.environ[COORDINATOR], count=count, index=index)
 
 
 def _place() -> tuple[int, int]:

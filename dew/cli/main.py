@@ -25,6 +25,12 @@ from dew.cli.launch import Launch
 from dew.cli.launched import is_one_of_several, join_launched
 from dew.cli.pretrain import Pretrain
 from dew.cli.prune import Prune
+from dew.processes import (
+    ProcessError,
+    leave_processes,
+    name_lost_process,
+    post_fault,
+)
 from dew.training.logs import TrainingError
 
 Command: TypeAlias = (
@@ -40,6 +46,9 @@ Command: TypeAlias = (
     | Annotated[Verify, tyro.conf.subcommand("verify")]
     | Annotated[Launch, tyro.conf.subcommand("launch")]
 )
+
+BAD_INPUT = (ValueError, TypeError, OSError, ImportError, TrainingError, ProcessError)
+"""Exceptions whose message says all there is to say."""
 
 SEVERAL = (Pretrain, Distill, CacheTeacher, Eval)
 """Commands whose work several processes share."""
@@ -62,21 +71,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _check_launched(command, 2)
         join_launched()
         return command.run()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
+        post_fault(stopped)
         return _leave(130)
     except CertificationError as failed:
+        post_fault(failed)
         _complain(str(failed))
         return _leave(1)
-    except (ValueError, TypeError, OSError, ImportError, TrainingError) as fault:
-        if os.environ.get("DEW_TRACEBACK"):
+    except Exception as fault:
+        cause = name_lost_process(fault)
+        post_fault(cause)
+        if os.environ.get("DEW_TRACEBACK") or not isinstance(cause, BAD_INPUT):
             raise
-        _complain(str(fault))
-        return _leave(2)
-    except jax.errors.JaxRuntimeError as fault:
-        if os.environ.get("DEW_TRACEBACK") or not jax.distributed.is_initialized():
-            raise
-        # What jax says of a process that is gone takes many lines.
-        _complain(f"another process ended: {str(fault).splitlines()[0]}")
+        _complain(str(cause))
         return _leave(2)
 
 
@@ -109,6 +116,7 @@ def _leave(code: int) -> int:
     if jax.distributed.is_initialized():
         sys.stdout.flush()
         sys.stderr.flush()
+        leave_processes()
         os._exit(code)
     return code
 

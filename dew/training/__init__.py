@@ -3,6 +3,12 @@
 from etils import epy
 
 with epy.lazy_api_imports(globals()):
+    from dew.processes import (
+        ProcessError,
+        agree_process_phase,
+        connect_processes,
+        process_phase,
+    )
     from dew.training.callbacks import Callback
     from dew.training.checkpoint import Checkpoints, Keep
     from dew.training.evaluation import Evaluation
@@ -40,6 +46,7 @@ __all__ = [
     "Keep",
     "Log",
     "Meter",
+    "ProcessError",
     "Progress",
     "TensorBoard",
     "Tracker",
@@ -50,6 +57,8 @@ __all__ = [
     "WandB",
     "adafactor",
     "adamw",
+    "agree_process_phase",
+    "connect_processes",
     "constant",
     "cosine",
     "flops_per_token",
@@ -60,6 +69,7 @@ __all__ = [
     "peak_flops",
     "peak_memory_bytes",
     "place_batch",
+    "process_phase",
     "sgd",
     "shardings_of",
     "wsd",

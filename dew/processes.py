@@ -1,0 +1,454 @@
+"""Agreement among the processes of one run, over jax's distributed runtime.
+
+A process that fails before a collective leaves the others waiting in it for good.
+So before each collective phase every process says whether it goes on, and hears what
+the others say: one barrier and one look at the runtime's key-value store, on the host,
+about a millisecond. With one process nothing is exchanged.
+"""
+
+import atexit
+import json
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax._src import distributed
+
+HEARTBEAT_S = 30
+"""Seconds without a heartbeat after which a process counts as dead."""
+
+PATIENCE_S = 10
+"""Seconds that a process with a fault waits for the others to hear of it.
+
+They may be inside a collective that waits for this process, which ends when it does.
+"""
+
+ABORT_S = 5
+"""Seconds that the runtime gets to abort the process once it says that one is dead."""
+
+PART_S = 3
+"""Seconds that a process which ends by a fault waits for the others to end."""
+
+POLL_S = 0.5
+"""Seconds between two looks at what other processes posted, while one waits."""
+
+FOREVER_MS = 7 * 24 * 3600 * 1000
+"""Others may compile or load for long; the heartbeats say whether they live."""
+
+HEARD = "heard"
+"""Barrier of processes that know of a fault."""
+
+ROOT = "dew"
+"""Prefix of our barriers and keys in the runtime's store."""
+
+
+class ProcessError(RuntimeError):
+    """The fault of another process; `process` is its index, None where unknown."""
+
+    def __init__(self, message: str, process: int | None = None) -> None:
+        super().__init__(message)
+        self.process = process
+
+
+def connect_processes(
+    coordinator: str | None = None,
+    *,
+    count: int | None = None,
+    index: int | None = None,
+) -> None:
+    """Connects this process to the others of a run, before any use of a device.
+
+    Does what `jax.distributed.initialize` does, which finds on most clusters what is
+    None here. In addition a dead process is noticed after `HEARTBEAT_S` seconds, in
+    place of 100, and one line names it in place of the runtime's C++ stack: a small
+    process of its own, which ends with this one, reads this one's native stderr.
+
+    Args:
+        coordinator: address of process 0, as HOST:PORT.
+        count: number of processes.
+        index: this process's index, from 0.
+    """
+    # Between CPUs, jax has no other implementation that needs no installation.
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    _filter_native_messages()
+    with _default_interrupt():
+        jax.distributed.initialize(
+            coordinator,
+            num_processes=count,
+            process_id=index,
+            heartbeat_timeout_seconds=HEARTBEAT_S,
+        )
+
+
+@contextmanager
+def _default_interrupt() -> Iterator[None]:
+    """Lets Ctrl-C end the process in its block, which waits in native code."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def agree_process_phase(phase: str, fault: BaseException | None = None) -> None:
+    """Waits for all processes to reach `phase`, and raises on all if one has a fault.
+
+    Every process calls it with the same phase, before its next collective; `fault` is
+    what went wrong here since the last. A phase's name holds no step or other count.
+
+    >>> agree_process_phase("preview")
+
+    Raises:
+        BaseException: `fault` itself, in the process that has it.
+        ProcessError: another process has one; the message names it, the phase and the
+            first fault.
+    """
+    exchange_words(phase, "", fault)
+
+
+@contextmanager
+def process_phase(phase: str) -> Iterator[None]:
+    """Runs its block, then agrees with all other processes on how it went.
+
+    The block itself communicates with no other process.
+
+    >>> with process_phase("preview"):
+    ...     text = "what may fail on one process alone"
+
+    Raises:
+        BaseException: the block's own exception.
+        ProcessError: the block failed in another process.
+    """
+    fault: BaseException | None = None
+    try:
+        yield
+    except BaseException as raised:
+        fault = raised
+    agree_process_phase(phase, fault)
+
+
+def exchange_words(
+    phase: str, word: str, fault: BaseException | None = None
+) -> list[str]:
+    """Agrees as `agree_process_phase` does, and returns what each process says.
+
+    An empty word, which says nothing, costs nothing.
+
+    Raises:
+        BaseException: `fault` itself, in the process that has it.
+        ProcessError: another process has a fault, or no longer answers.
+    """
+    meeting = _Meeting.current()
+    if meeting is None:
+        if fault is not None:
+            raise fault
+        return [word]
+    return meeting.hold(phase, word, fault)
+
+
+def post_fault(fault: BaseException) -> None:
+    """Tells the others of a fault outside every phase, before this process ends.
+
+    Whoever waits for this process at a phase raises a `ProcessError` that names the
+    fault. At its exit this process does not wait for the others, as jax would.
+    """
+    meeting = _Meeting.current()
+    if meeting is not None:
+        meeting.leave(fault, is_own=not isinstance(fault, ProcessError))
+
+
+def leave_processes() -> None:
+    """Waits a moment until all can end, where a run ends by a fault.
+
+    The store ends with process 0, and others may be about to look into it. For use
+    before `os._exit`; at a normal exit jax waits for all processes, however long.
+    """
+    meeting = _Meeting.current()
+    if meeting is not None:
+        meeting.part()
+
+
+def name_lost_process(fault: BaseException) -> BaseException:
+    """Returns what made a collective fail: another process's fault, or its death.
+
+    An exception that does not come from a broken connection is returned as it is.
+    """
+    meeting = _Meeting.current()
+    # jax raises a RuntimeError of its own from a step, and a ValueError at a dispatch.
+    is_broken = isinstance(fault, RuntimeError | ValueError) and _CONNECTION.search(
+        str(fault)
+    )
+    if meeting is None or isinstance(fault, ProcessError) or not is_broken:
+        return fault
+    return meeting.diagnose()
+
+
+class _Meeting:
+    """The phases of this process so far, and the store it shares with the others."""
+
+    _instance: "_Meeting | None" = None
+
+    def __init__(self, client: Any, index: int, count: int) -> None:
+        self.client, self.index, self.count = client, index, count
+        self._phases = 0
+        self._said = ""
+        self._left = False
+
+    @classmethod
+    def current(cls) -> "_Meeting | None":
+        """Returns the meeting of this process's distributed run, None without one."""
+        state = distributed.global_state
+        if state.client is None or state.num_processes == 1:
+            return None
+        if cls._instance is None or cls._instance.client is not state.client:
+            cls._instance = cls(state.client, state.process_id, state.num_processes)
+        return cls._instance
+
+    def hold(self, phase: str, word: str, fault: BaseException | None) -> list[str]:
+        self._phases += 1
+        folder = f"{ROOT}/words/{self._phases}/"
+        if word or fault is not None:
+            record = {"word": word}
+            if fault is not None:
+                record |= self._record(fault, phase)
+            self._set(f"{folder}{self.index}", record)
+        if fault is not None:
+            self._wait_with_fault(phase, fault)
+            raise fault
+        self._wait(phase)
+        records = self._records(folder)
+        if any("type" in record for record in records):
+            # Who has the fault may end now, and with process 0 the store ends.
+            self._wait(HEARD, patience_s=PATIENCE_S)
+        # All have read the last phase's words once they have come to this one.
+        if self._said and self.index == 0:
+            self.client.key_value_delete(self._said)
+        self._said = folder if records else ""
+        _raise_first(records)
+        words = {record["process"]: record["word"] for record in records}
+        return [words.get(i, "") for i in range(self.count)]
+
+    def leave(self, fault: BaseException, *, is_own: bool = True) -> None:
+        """Posts a fault that no phase will tell, and stops waiting for the others."""
+        if self._left:
+            return
+        self._left = True
+        atexit.register(self._disconnect)
+        if not is_own:
+            return
+        try:
+            self._set(f"{ROOT}/faults/{self.index}", self._record(fault, ""))
+        except jax.errors.JaxRuntimeError:
+            return  # With process 0 the store is gone too; the others notice its end.
+
+    def diagnose(self) -> ProcessError:
+        """Finds out why a collective broke: all survivors raise their hand at once."""
+        alive: set[int] = set()
+        try:
+            self._set(f"{ROOT}/alive/{self.index}", {})
+            deadline = time.monotonic() + 10 * POLL_S
+            while time.monotonic() < deadline:
+                self._raise_posted()
+                alive = {r["process"] for r in self._records(f"{ROOT}/alive/")}
+                time.sleep(POLL_S)
+            lost = sorted(set(range(self.count)) - alive)
+        except ProcessError as cause:
+            return cause
+        except jax.errors.JaxRuntimeError:
+            # The store is gone, and the runtime about to abort this process.
+            time.sleep(ABORT_S)
+            lost = [0]
+        return self._lost(lost, "a collective")
+
+    def _wait_with_fault(self, phase: str, fault: BaseException) -> None:
+        """Lets the others hear of a fault, unless they are out of reach."""
+        try:
+            for name in (phase, HEARD):
+                if not self._wait(name, patience_s=PATIENCE_S):
+                    self.leave(fault)
+                    return
+        except ProcessError:
+            self.leave(fault)
+
+    def _wait(self, phase: str, patience_s: float = FOREVER_MS / 1000) -> bool:
+        """Waits at the barrier of a phase; returns whether all came in time.
+
+        The main thread stays in Python meanwhile, where it can handle signals.
+        """
+        arrived: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+        def wait() -> None:
+            try:
+                self.client.wait_at_barrier(f"{ROOT}/{phase}", FOREVER_MS)
+            except jax.errors.JaxRuntimeError as broken:
+                arrived.put(broken)
+            else:
+                arrived.put(None)
+
+        threading.Thread(target=wait, daemon=True).start()
+        deadline = time.monotonic() + patience_s
+        while True:
+            try:
+                broken = arrived.get(timeout=POLL_S)
+            except queue.Empty:
+                if time.monotonic() > deadline:
+                    return False
+                self._look_around(phase)
+                continue
+            if broken is not None:
+                # The runtime is about to abort this process, with a line of ours.
+                time.sleep(ABORT_S)
+                raise self._lost(_dead(str(broken)), phase) from broken
+            return True
+
+    def _look_around(self, phase: str) -> None:
+        """Raises where another process has left, or waits at another phase."""
+        try:
+            self._raise_posted()
+            here = {"phase": phase, "number": self._phases}
+            self._set(f"{ROOT}/waiting/{self.index}", here)
+            others = self._records(f"{ROOT}/waiting/")
+        except jax.errors.JaxRuntimeError:
+            return  # The barrier itself will say so.
+        for other in others:
+            if other["number"] == self._phases and other["phase"] != phase:
+                error = ProcessError(
+                    f"processes are at different phases: process {self.index} at "
+                    f"{phase!r}, process {other['process']} at {other['phase']!r}",
+                    other["process"],
+                )
+                self.leave(error, is_own=False)
+                raise error
+
+    def _raise_posted(self) -> None:
+        try:
+            _raise_first(self._records(f"{ROOT}/faults/"))
+        except ProcessError as cause:
+            self.leave(cause, is_own=False)
+            raise
+
+    def _lost(self, processes: list[int], phase: str) -> ProcessError:
+        names = ", ".join(map(str, processes)) or "unknown"
+        verb = "answer" if len(processes) > 1 else "answers"
+        error = ProcessError(
+            f"process {names} no longer {verb}: it was killed, or its machine is out "
+            f"of reach; noticed in {phase}",
+            processes[0] if len(processes) == 1 else None,
+        )
+        self.leave(error, is_own=False)
+        return error
+
+    def _record(self, fault: BaseException, phase: str) -> dict[str, Any]:
+        """Describes a fault, numbered in the order in which processes had theirs."""
+        return {
+            "phase": phase,
+            "type": type(fault).__name__,
+            "message": " ".join(str(fault).split()),
+            "order": self.client.key_value_increment(f"{ROOT}/order", 1),
+        }
+
+    def _set(self, key: str, record: dict[str, Any]) -> None:
+        text = json.dumps({"process": self.index, **record})
+        self.client.key_value_set(key, text, allow_overwrite=True)
+
+    def _records(self, folder: str) -> list[dict[str, Any]]:
+        return [json.loads(text) for _, text in self.client.key_value_dir_get(folder)]
+
+    def part(self) -> None:
+        """Waits at most a few seconds for the others to come to their end too."""
+        here = threading.Thread(target=self._wait_to_part, daemon=True)
+        here.start()
+        here.join(PART_S)
+
+    def _wait_to_part(self) -> None:
+        try:
+            self.client.wait_at_barrier(f"{ROOT}/part", PART_S * 1000)
+        except jax.errors.JaxRuntimeError:
+            pass  # Someone is gone already, or does something else.
+
+    def _disconnect(self) -> None:
+        """Runs at exit, before jax would wait for processes that may never come."""
+        self.part()
+        state = distributed.global_state
+        # Destroyed while clients are connected, the service makes them abort. What a
+        # daemon thread holds is not destroyed; it goes with the process.
+        held = (state.client, state.service)
+        threading.Thread(target=_hold, args=held, daemon=True).start()
+        state.client = state.service = None
+
+
+def _hold(*_: Any) -> None:
+    threading.Event().wait()
+
+
+def _raise_first(records: list[dict[str, Any]]) -> None:
+    """Raises the first of the faults that other processes recorded."""
+    faults = sorted((r for r in records if "type" in r), key=lambda r: r["order"])
+    if faults:
+        first = faults[0]
+        where = f" in {first['phase']}" if first["phase"] else ""
+        raise ProcessError(
+            f"process {first['process']} failed{where}: "
+            f"{first['type']}: {first['message']}",
+            first["process"],
+        )
+
+
+_CONNECTION = re.compile(
+    r"gloo|nccl|rccl|mpi|heartbeat|coordination|socket|connection|unavailable",
+    re.IGNORECASE,
+)
+"""What the message of a collective says when a peer is gone."""
+
+
+def _dead(text: str) -> list[int]:
+    """Returns the processes that a message of the runtime calls dead."""
+    named = [int(i) for i in re.findall(r"[Tt]ask (\d+) heartbeat", text)]
+    # Without its coordinator, which is process 0, the runtime fails by other words.
+    return sorted(set(named)) or [0]
+
+
+def _filter_native_messages() -> None:
+    """Sends what native code writes to stderr through `dew.native_messages`.
+
+    Python's own stderr stays what it is, a terminal for example.
+    """
+    try:
+        is_native = sys.stderr.fileno() == 2
+    except (AttributeError, OSError):
+        return  # A notebook's, or a test's: native code writes elsewhere.
+    if not is_native:
+        return
+    sys.stderr.flush()
+    original = os.dup(2)
+    program = Path(__file__).with_name("native_messages.py")
+    reader = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(program)],
+        stdin=subprocess.PIPE,
+        stdout=original,
+        stderr=original,
+        # A signal to the terminal's group is for this process, not for its reader.
+        start_new_session=True,
+    )
+    assert reader.stdin is not None
+    os.dup2(reader.stdin.fileno(), 2)
+    reader.stdin.close()
+    sys.stderr = os.fdopen(original, "w", buffering=1, errors="backslashreplace")
+    _readers.append(reader)
+
+
+_readers: list["subprocess.Popen[bytes]"] = []
+"""Kept: a reader ends by itself, after this process and all that jax says at exit."""
