@@ -5,8 +5,8 @@ from typing import Any, no_type_check
 from flax import struct
 from jaxtyping import Array, Int, Key
 
-from dew.tree import merge
-from dew.typing import Variables
+from dew.tree import flatten, map_leaves, merge
+from dew.typing import Path, Variables
 
 
 @no_type_check
@@ -69,7 +69,7 @@ class TrainState:
     @property
     def averaged(self) -> Variables | None:
         """The variables with the EMA's leaves in place, or None without an EMA."""
-        return None if self.ema is None else merge(self.variables, self.ema)
+        return None if self.ema is None else with_average(self.variables, self.ema)
 
     def inference_variables(self, *, ema: bool) -> Variables:
         """The variables of an inference task: the averaged ones, or the live ones.
@@ -85,3 +85,17 @@ class TrainState:
                 "ema=False for the live ones, or the objective an EMASpec"
             )
         return self.averaged
+
+
+def with_average(variables: Variables, ema: Variables) -> Variables:
+    """Returns the variables with averaged leaves in place, in the dtypes of the live.
+
+    An average may be stored in a wider dtype than its leaf, so that it moves.
+    """
+    live = flatten(variables)
+
+    def in_live_dtype(path: Path, leaf: Any) -> Any:
+        dtype = live[path].dtype if path in live else leaf.dtype
+        return leaf if leaf.dtype == dtype else leaf.astype(dtype)
+
+    return merge(variables, map_leaves(in_live_dtype, ema))

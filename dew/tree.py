@@ -1,7 +1,12 @@
-"""The algebra of variables trees: paths, filters, splits and overlays."""
+"""The algebra of variables trees: paths, filters, splits and overlays.
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+A tree may hold mappings, tuples, lists, named tuples and any other PyTree node. What
+takes a tree and returns one keeps the types of its nodes.
+"""
+
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from copy import copy
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -20,22 +25,33 @@ Leaves: TypeAlias = dict[Path, Any]
 
 
 def flatten(tree: Variables) -> Leaves:
-    """Returns the leaves of nested mappings by path, in the tree's own order."""
+    """Returns the leaves of a tree by path, in the tree's own order.
+
+    An entry of a tuple or a list is named by its index, a field of a record by its
+    name. Nodes without entries, such as `{}` and None, have no leaf.
+
+    >>> flatten({"qk": {"max_logits": (1.0,)}, "params": {"dropout": {}}})
+    {('qk', 'max_logits', '0'): 1.0}
+
+    Raises:
+        TypeError: a key of a mapping is not a string, so no path could name it.
+    """
     leaves: Leaves = {}
 
-    def walk(node: Any, path: Path) -> None:
-        if isinstance(node, Mapping):
-            for name, child in node.items():
-                walk(child, (*path, name))
-        else:
-            leaves[path] = node
+    def walk(tree: Any, path: Path) -> None:
+        node = _node(tree, path)
+        if node is None:
+            leaves[path] = tree
+            return
+        for name, child in node.children.items():
+            walk(child, (*path, name))
 
     walk(tree, ())
     return leaves
 
 
 def unflatten(leaves: Mapping[Path, object]) -> Tree:
-    """Builds the nested dicts of which `leaves` are the flat form."""
+    """Builds nested dicts of leaves by path; nodes of other types become dicts too."""
     tree: Tree = {}
     for path, leaf in leaves.items():
         node = tree
@@ -50,9 +66,22 @@ def slashed(path: Path) -> str:
     return "/".join(path)
 
 
-def map_leaves(change: Callable[[Path, Any], object], tree: Variables) -> Tree:
+def path_of(keys: Sequence[Any]) -> Path:
+    """Returns the path that jax's own keys of a leaf name."""
+    return tuple(jax.tree_util.keystr((key,), simple=True) for key in keys)
+
+
+def map_leaves(change: Callable[[Path, Any], object], tree: Variables) -> Variables:
     """Returns the tree with every leaf replaced by `change(path, leaf)`."""
-    return unflatten({path: change(path, leaf) for path, leaf in flatten(tree).items()})
+
+    def walk(tree: Any, path: Path) -> Any:
+        node = _node(tree, path)
+        if node is None:
+            return change(path, tree)
+        children = {n: walk(child, (*path, n)) for n, child in node.children.items()}
+        return node.rebuild(children)
+
+    return walk(tree, ())
 
 
 def array_text(leaf: Any) -> str:
@@ -60,9 +89,7 @@ def array_text(leaf: Any) -> str:
 
     Checkpoints store this text too, so its form must not change.
     """
-    has_dtype = isinstance(leaf, np.ndarray | jax.Array | jax.ShapeDtypeStruct)
-    dtype = leaf.dtype if has_dtype else jax.numpy.result_type(leaf)
-    return f"{dtype.name}{list(np.shape(leaf))}"
+    return f"{_dtype(leaf).name}{list(np.shape(leaf))}"
 
 
 def everything(path: Path) -> bool:
@@ -84,30 +111,35 @@ def under(*prefix: str) -> PathFilter:
     return is_below
 
 
-def select(tree: Variables, keep: PathFilter) -> Tree:
+def select(tree: Variables, keep: PathFilter) -> Variables:
     """Returns the subtree of the leaves that `keep` accepts, nested as before.
 
     A branch without an accepted leaf is dropped, so the result is what an EMA stores
-    and what `merge` puts back.
+    and what `merge` puts back. In a tuple, a list or a record, which would change its
+    meaning without an entry, None takes the place of a dropped one.
 
     >>> select({"params": {"a": 1, "b": {"c": 2}}}, under("params", "b"))
     {'params': {'b': {'c': 2}}}
+    >>> select({"params": [{"a": 1}, {"a": 2}]}, under("params", "1"))
+    {'params': [None, {'a': 2}]}
 
     Raises:
         ValueError: `keep` accepts no leaf.
     """
-    leaves = flatten(tree)
-    accepted = {path: leaf for path, leaf in leaves.items() if keep(path)}
-    if not accepted:
+    part = _part(tree, keep, with_empty=False)
+    if part is _NOTHING:
+        leaves = flatten(tree)
         raise ValueError(
             f"the filter selects none of the {len(leaves)} leaves; "
             f"paths look like {_examples(leaves)}"
         )
-    return unflatten(accepted)
+    return part
 
 
-def merge(tree: Variables, overlay: Variables) -> Tree:
+def merge(tree: Variables, overlay: Variables) -> Variables:
     """Returns `tree` with every leaf that `overlay` holds replaced by the overlay's.
+
+    Its nodes are those of `tree`, empty ones included.
 
     >>> merge({"params": {"a": 1, "b": 2}}, {"params": {"b": 3}})
     {'params': {'a': 1, 'b': 3}}
@@ -116,32 +148,29 @@ def merge(tree: Variables, overlay: Variables) -> Tree:
         ValueError: the overlay has a path that the tree lacks, or a leaf of another
             shape or dtype; the message names them all.
     """
-    leaves = flatten(tree)
+    old, new = flatten(tree), flatten(overlay)
     faults = []
-    for path, new in flatten(overlay).items():
-        if path not in leaves:
+    for path, leaf in new.items():
+        if path not in old:
             faults.append(f"{slashed(path)} is not in the tree")
-            continue
-        old = leaves[path]
         # Another dtype would silently promote every result that the leaf enters, and
         # another shape might broadcast, so neither is accepted.
-        if (np.shape(old), _dtype(old)) != (np.shape(new), _dtype(new)):
+        elif _form(old[path]) != _form(leaf):
             faults.append(
-                f"{slashed(path)} is {array_text(old)} in the tree and "
-                f"{array_text(new)} in the overlay"
+                f"{slashed(path)} is {array_text(old[path])} in the tree and "
+                f"{array_text(leaf)} in the overlay"
             )
-        leaves[path] = new
     # Raised after the loop, so that one message lists every leaf that does not fit.
     if faults:
         raise ValueError("the overlay does not fit: " + "; ".join(faults))
-    return unflatten(leaves)
+    return map_leaves(lambda path, leaf: new.get(path, leaf), tree)
 
 
-def freeze(variables: Variables, trainable: PathFilter) -> Tree:
+def freeze(variables: Variables, trainable: PathFilter) -> Variables:
     """Moves the `params` leaves that `trainable` rejects under `FROZEN`.
 
     Paths are full leaf paths, `("params", …)`. Leaves that were frozen already stay
-    frozen, even where `trainable` accepts them.
+    frozen, even where `trainable` accepts them. Modules without leaves stay.
 
     >>> freeze({"params": {"a": 1, "b": 2}}, under("params", "a"))
     {'params': {'a': 1}, 'frozen': {'b': 2}}
@@ -151,36 +180,49 @@ def freeze(variables: Variables, trainable: PathFilter) -> Tree:
     """
     # Frozen leaves are listed under "params" too: a filter is written for the tree that
     # the model sees, and must mean the same of a tree that has been split before.
-    leaves = flatten({"params": variables.get("params", {})})
-    live = {path: leaf for path, leaf in leaves.items() if trainable(path)}
-    frozen = flatten({"params": variables.get(FROZEN, {})})
-    if not live or all(trainable(path) for path in {**leaves, **frozen}):
-        share = "none" if not live else "every one"
+    live = {"params": variables.get("params", {})}
+    held = {"params": variables.get(FROZEN, {})}
+    leaves = flatten(live)
+    kept = [path for path in leaves if trainable(path)]
+    if not kept or all(trainable(path) for path in {**leaves, **flatten(held)}):
+        share = "none" if not kept else "every one"
         raise ValueError(
             f"trainable keeps {share} of the {len(leaves)} params leaves, so there is "
             f"nothing to freeze; paths look like {_examples(leaves)}"
         )
-    frozen |= {path: leaf for path, leaf in leaves.items() if path not in live}
-    rest = {k: v for k, v in variables.items() if k not in ("params", FROZEN)}
-    return {**rest, **unflatten(live), FROZEN: unflatten(frozen)["params"]}
+    trained = _part(live, trainable, with_empty=True)
+    rejected = _part(live, lambda path: not trainable(path), with_empty=False)
+    if rejected is not _NOTHING:
+        held = _union(held, rejected) if flatten(held) else rejected
+    return replaced(variables, {**trained, FROZEN: held["params"]})
 
 
-def thaw(variables: Variables) -> Tree:
+def thaw(variables: Variables) -> Variables:
     """Undoes a frozen split, leaving one `params` collection; without one, a copy.
 
     >>> thaw({"params": {"a": 1}, "frozen": {"b": 2}})
     {'params': {'b': 2, 'a': 1}}
     """
+    rest = without(variables, FROZEN)
     if FROZEN not in variables:
-        return dict(variables)
-    leaves = flatten({"params": variables[FROZEN]})
+        return rest
     # Live leaves come second: where both collections have a path, the trained one wins.
-    leaves |= flatten({"params": variables.get("params", {})})
-    rest = {k: v for k, v in variables.items() if k not in ("params", FROZEN)}
-    return {**rest, **unflatten(leaves)}
+    return replaced(
+        rest, {"params": _union(variables[FROZEN], variables.get("params"))}
+    )
 
 
-def cast(tree: Variables, dtype: DTypeLike) -> Tree:
+def replaced(variables: Variables, collections: Mapping[str, Any]) -> Variables:
+    """Returns the variables with whole collections added or replaced."""
+    return _like(variables, {**variables, **collections})
+
+
+def without(variables: Variables, *names: str) -> Variables:
+    """Returns the variables without the collections of these names."""
+    return _like(variables, {k: v for k, v in variables.items() if k not in names})
+
+
+def cast(tree: Variables, dtype: DTypeLike) -> Variables:
     """Returns the tree with its floating leaves in `dtype`; others stay as they are."""
 
     def change(path: Path, leaf: Any) -> Any:
@@ -198,8 +240,95 @@ def widen(leaf: ArrayLike) -> jax.Array:
     return array.astype(array.dtype if keep else np.float32)
 
 
-def _dtype(leaf: Any) -> np.dtype:
-    return np.dtype(jax.numpy.result_type(leaf))
+class _Node(NamedTuple):
+    """An inner node: its children by name, and how the node is built of others."""
+
+    children: dict[str, Any]
+    rebuild: Callable[[Mapping[str, Any]], Any]
+
+
+def _node(tree: Any, path: Path) -> _Node | None:
+    """Returns the top of a tree as a node, None where it is a leaf."""
+    if isinstance(tree, np.ndarray | np.generic | jax.Array | int | float | complex):
+        return None
+    if isinstance(tree, Mapping):
+        # A mapping keeps its own order, where jax would sort the keys.
+        others = [name for name in tree if not isinstance(name, str)]
+        if others:
+            raise TypeError(
+                f"keys of a variables tree must be strings, but {slashed(path) or 'it'}"
+                f" has {', '.join(map(repr, others))}"
+            )
+        return _Node(dict(tree), lambda children: _like(tree, children))
+
+    def is_child(part: Any) -> bool:
+        return part is not tree
+
+    parts, form = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_child)
+    # jax lists a leaf as the only part of itself, under no key.
+    if parts and not parts[0][0]:
+        return None
+    names = [path_of(keys)[0] for keys, _ in parts]
+    children = dict(zip(names, (child for _, child in parts), strict=True))
+    return _Node(children, lambda new: form.unflatten([new.get(n) for n in names]))
+
+
+def _like(mapping: Mapping[str, Any], entries: Mapping[str, Any]) -> Any:
+    """Returns the entries in a mapping of the same type."""
+    if not isinstance(mapping, MutableMapping):
+        make: Callable[[Mapping[str, Any]], Any] = type(mapping)
+        return make(entries)
+    # A copy keeps what else a mapping holds, such as the factory of a defaultdict.
+    new = copy(mapping)
+    new.clear()
+    new.update(entries)
+    return new
+
+
+_NOTHING = object()
+"""What is left of a branch all of whose leaves were rejected."""
+
+
+def _part(tree: Any, keep: PathFilter, *, with_empty: bool) -> Any:
+    """Returns the tree of the accepted leaves, with or without its empty nodes."""
+
+    def walk(tree: Any, path: Path) -> Any:
+        node = _node(tree, path)
+        if node is None:
+            return tree if keep(path) else _NOTHING
+        if not node.children:
+            return tree if with_empty else _NOTHING
+        parts = {n: walk(child, (*path, n)) for n, child in node.children.items()}
+        kept = {n: part for n, part in parts.items() if part is not _NOTHING}
+        return node.rebuild(kept) if kept else _NOTHING
+
+    return walk(tree, ())
+
+
+def _union(first: Any, second: Any) -> Any:
+    """Returns the leaves of both trees, the second's where both have a path."""
+    # None stands where one of the two was left without this branch.
+    if first is None or second is None:
+        return first if second is None else second
+    one, other = _node(first, ()), _node(second, ())
+    if one is None or other is None:
+        return second
+    names = {**one.children, **other.children}
+    return other.rebuild(
+        {n: _union(one.children.get(n), other.children.get(n)) for n in names}
+    )
+
+
+def _dtype(leaf: Any) -> Any:
+    """Returns the leaf's dtype, which of a random key is not numpy's."""
+    has_dtype = isinstance(leaf, np.ndarray | jax.Array | jax.ShapeDtypeStruct)
+    return leaf.dtype if has_dtype else jax.numpy.result_type(leaf)
+
+
+def _form(leaf: Any) -> tuple[tuple[int, ...], Any]:
+    """Returns the shape and the dtype that a leaf has, or will have, on a device."""
+    dtype = jax.dtypes.canonicalize_dtype(_dtype(leaf), allow_extended_dtype=True)
+    return np.shape(leaf), dtype
 
 
 def _examples(leaves: Leaves) -> str:

@@ -16,7 +16,11 @@ Position: TypeAlias = Mapping[str, Any]
 """Position of a data stream, as JSON values: what `get_state` and `set_state` pass."""
 
 Path: TypeAlias = tuple[str, ...]
-"""The dict keys above a leaf, from the root down."""
+"""The dict keys above a leaf, from the root down.
+
+An entry of a tuple or a list stands there by its index (`"0"`), a field of a record by
+its name.
+"""
 
 PathFilter: TypeAlias = Callable[[Path], bool]
 """A predicate on the path of a leaf, which selects leaves of a tree."""

@@ -200,7 +200,9 @@ def expert_loads(
     chosen = flatten(routing)
     loads = {}
     for path, bias in flatten(moe).items():
-        (experts,) = chosen[(*path[:-2], "chosen")]
+        # What a module sows is a tuple; a router sows once a pass.
+        sown = (*path[:-2], "chosen")
+        (experts,) = (leaf for at, leaf in chosen.items() if at[:-1] == sown)
         picks = jax.nn.one_hot(experts, bias.shape[0], dtype=jnp.float32)
         loads[path] = jnp.einsum("bske,bs->e", picks, real.astype(jnp.float32))
     return unflatten(loads)

@@ -10,7 +10,7 @@ unequal weight add up to exactly what one large batch would give.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import (
     Any,
     Generic,
@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key
 from typing_extensions import TypeVar
 
@@ -173,7 +174,10 @@ class EMASpec:
     """Which leaves an exponential moving average follows, and how closely.
 
     After commit number n (from 0) an averaged leaf becomes
-    decay(n) · average + (1 - decay(n)) · live.
+    decay(n) · average + (1 - decay(n)) · live, computed in float32 or wider. The
+    average is stored in `dtype`; None means float32, or the leaf's own dtype if that is
+    wider, so that an average of bfloat16 weights moves. Whoever reads the averaged
+    variables gets them in the dtypes of the live ones.
 
     >>> spec = EMASpec(optax.constant_schedule(0.99), under("params"))
     >>> spec.decay(0), spec.select(("batch_stats", "mean"))
@@ -182,6 +186,14 @@ class EMASpec:
 
     decay: optax.Schedule
     select: PathFilter = everything
+    dtype: DTypeLike | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None and not jnp.issubdtype(self.dtype, jnp.floating):
+            raise ValueError(
+                "EMASpec.dtype must be None or a floating dtype, got "
+                f"{jnp.dtype(self.dtype).name}"
+            )
 
 
 AVERAGE = "average"

@@ -15,7 +15,7 @@ from dew.source import Source
 from dew.state import TrainState
 from dew.tasks.base import Task
 from dew.tasks.scoring import Scoring
-from dew.tree import FROZEN, cast, freeze, thaw, widen
+from dew.tree import FROZEN, cast, freeze, replaced, thaw, widen
 from dew.typing import Batch, Outputs, PathFilter, Variables
 
 Scores = TypeVar("Scores")
@@ -102,7 +102,7 @@ def initial_variables(
     variables: Variables | None,
     dtype: DTypeLike,
     trainable: PathFilter | None = None,
-) -> dict[str, Any]:
+) -> Variables:
     """The given variables, else the source's, else new ones; weights in `dtype`.
 
     Collections beside `params` keep their dtypes: running averages and router biases
@@ -113,7 +113,7 @@ def initial_variables(
         example = {n: jnp.zeros((1, *s.shape), s.dtype) for n, s in inputs.items()}
         variables = source.draw(key, example)
     weights = {k: v for k, v in variables.items() if k in ("params", FROZEN)}
-    initial = {**variables, **cast(weights, dtype)}
+    initial = replaced(variables, cast(weights, dtype))
     return initial if trainable is None else freeze(initial, trainable)
 
 

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from dew.objectives.base import AnyObjective, Aux, Mean, Objective, Step
-from dew.state import TrainState, Window
-from dew.tree import array_text, flatten, merge, slashed, widen
+from dew.state import TrainState, Window, with_average
+from dew.tree import array_text, flatten, merge, replaced, slashed, widen
 from dew.typing import Batch, Variables
 
 
@@ -42,7 +42,8 @@ def evaluate(
     """
 
     def loss(params: Any) -> tuple[Any, Aux[Any]]:
-        stats, aux = objective.loss({**variables, "params": params}, batch, step)
+        tree = replaced(variables, {"params": params})
+        stats, aux = objective.loss(tree, batch, step)
         return _as_mean(objective, stats), aux
 
     def value(params: Any) -> tuple[Any, tuple[Evaluated, Array]]:
@@ -86,6 +87,8 @@ def replace_collections(
 ) -> Variables:
     """Returns the variables with the collections in `new` replaced.
 
+    Their nodes stay those of the run: flax returns dicts for what came in frozen.
+
     Raises:
         ValueError: `new` holds `params`, a held or an unknown collection, or one with
             other leaves, shapes or dtypes; all faults are named.
@@ -107,7 +110,7 @@ def replace_collections(
             f"{type(objective).__name__} replaces variables wrongly: "
             + "; ".join(faults)
         )
-    return {**variables, **new}
+    return replaced(variables, merge({n: variables[n] for n in new}, new))
 
 
 def _differences(name: str, old: Variables, new: Variables) -> list[str]:
@@ -162,12 +165,13 @@ def _replayed_gradient(
 
     def pull(total: Any, row: Any) -> tuple[Any, None]:
         # Collections as they were on entry: a later microbatch may have replaced them.
-        entry = {**state.variables, **row.collections}
-        ema = None if state.ema is None else merge(entry, state.ema)
+        entry = replaced(state.variables, row.collections)
+        ema = None if state.ema is None else with_average(entry, state.ema)
         step = Step(row.steps, row.keys, ema)
 
         def stats_of(params: Any) -> Any:
-            return objective.loss({**entry, "params": params}, row.batches, step)[0]
+            tree = replaced(entry, {"params": params})
+            return objective.loss(tree, row.batches, step)[0]
 
         _, pullback = jax.vjp(stats_of, params)
         (gradient,) = pullback(cotangent)

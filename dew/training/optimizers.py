@@ -21,7 +21,7 @@ import optax
 from jaxtyping import Array, Float
 from optax import contrib
 
-from dew.tree import slashed
+from dew.tree import path_of, slashed
 from dew.typing import Path, PathFilter, Variables
 
 Factors: TypeAlias = Sequence[tuple[PathFilter, float]]
@@ -341,7 +341,7 @@ def _by_path(function: Callable[[Path, Any], Any], params: Any) -> Any:
     """Maps `function(path, leaf)` over a tree, keeping its containers."""
 
     def call(keys: Any, leaf: Any) -> Any:
-        return function(tuple(key.key for key in keys), leaf)
+        return function(path_of(keys), leaf)
 
     return jax.tree_util.tree_map_with_path(call, params)
 

@@ -11,7 +11,7 @@ import optax
 from einops import rearrange
 from jaxtyping import Array, Float
 
-from dew.tree import flatten, slashed
+from dew.tree import flatten, path_of, slashed
 from dew.typing import Path, Variables
 
 
@@ -57,7 +57,7 @@ def qk_clip(tau: float, *, alpha: float = 0.5) -> optax.GradientTransformationEx
         scales = _scales(flatten(params), qk_stats, tau, alpha)
 
         def rescale(keys: Any, step: Any, weight: Any) -> Any:
-            scale = scales.get(tuple(key.key for key in keys))
+            scale = scales.get(path_of(keys))
             return step if scale is None else _rescaled_update(weight, step, scale)
 
         return jax.tree_util.tree_map_with_path(rescale, updates, params), state
@@ -69,10 +69,8 @@ def _scales(
     params: dict[Path, Any], qk_stats: Variables, tau: float, alpha: float
 ) -> dict[Path, Float[Array, "heads dim"]]:
     """Returns the factor of each query and key leaf, for every row of each head."""
-    stats = flatten(qk_stats)
-    layers = {
-        ("params", *path[:-1]): path for path in stats if path[-1] == "max_logits"
-    }
+    layers = _sown(qk_stats, "max_logits")
+    widths = _sown(qk_stats, "qk_nope")
     pairs = {layer: _queries_and_keys(params, layer) for layer in layers}
     if not any(pairs.values()):
         raise ValueError(
@@ -82,12 +80,11 @@ def _scales(
         )
     scales = {}
     for layer, maxima in layers.items():
-        gamma = _gamma(stats[maxima], tau)
-        width = stats.get((*maxima[:-1], "qk_nope"))
+        gamma = _gamma(maxima, tau)
         for path in pairs[layer]:
             heads, dim = params[path].shape[:2]
             # Without qk_nope there are no rotary rows apart.
-            nope = jnp.arange(dim) < (dim if width is None else _scalar(width))
+            nope = jnp.arange(dim) < widths.get(layer, [dim])[0]
             if path[len(layer)] == "q":
                 scaled, rotary = gamma**alpha, gamma
             else:
@@ -95,6 +92,19 @@ def _scales(
                 scaled, rotary = strictest ** (1 - alpha), jnp.ones_like(strictest)
             scales[path] = jnp.where(nope[None], scaled[:, None], rotary[:, None])
     return scales
+
+
+def _sown(qk_stats: Variables, name: str) -> dict[Path, list[Any]]:
+    """Returns what each attention layer sowed under a name, by the layer's path.
+
+    What flax sows is a tuple; a plain array counts as one of itself.
+    """
+    sown: dict[Path, list[Any]] = {}
+    for path, leaf in flatten(qk_stats).items():
+        if name in path[-2:]:
+            layer = path[:-1] if path[-1] == name else path[:-2]
+            sown.setdefault(("params", *layer), []).append(leaf)
+    return sown
 
 
 def _queries_and_keys(params: dict[Path, Any], layer: Path) -> list[Path]:
@@ -116,11 +126,9 @@ def _queries_and_keys(params: dict[Path, Any], layer: Path) -> list[Path]:
     return [path for path in under if path[len(layer)] in pair]
 
 
-def _gamma(maxima: Any, tau: float) -> Float[Array, " heads"]:
+def _gamma(maxima: list[Any], tau: float) -> Float[Array, " heads"]:
     """Returns min(1, tau / m) per head, m over all rows and calls of the layer."""
-    rows = jnp.concatenate(
-        [leaf.astype(jnp.float32) for leaf in jax.tree.leaves(maxima)]
-    )
+    rows = jnp.concatenate([leaf.astype(jnp.float32) for leaf in maxima])
     largest = rows.max(axis=0)
     above = jnp.isfinite(largest) & (largest > tau)
     return jnp.where(above, tau / largest, 1.0)
@@ -132,8 +140,3 @@ def _rescaled_update(weight: Any, step: Any, scale: Float[Array, "heads dim"]) -
     wide_weight, wide_step = weight.astype(scale.dtype), step.astype(scale.dtype)
     # Not (weight + step) · scale - weight, which would round where scale is 1.
     return (wide_step * scale + wide_weight * (scale - 1)).astype(step.dtype)
-
-
-def _scalar(width: Any) -> Any:
-    """Unpacks the tuple of one that flax's `sow` stores."""
-    return jax.tree.leaves(width)[0]

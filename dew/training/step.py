@@ -25,7 +25,7 @@ from dew.training.accumulation import (
 )
 from dew.training.ema import initial_average, next_average
 from dew.training.held import held_collections, moved_collections
-from dew.tree import widen
+from dew.tree import replaced, widen
 from dew.typing import Batch
 
 
@@ -269,7 +269,7 @@ class TrainStep:
             {"params": gradient}, state.optimizer, params, qk_stats=window.qk_stats
         )
         updated: Any = optax.apply_updates(params, updates)
-        variables = {**state.variables, **updated}
+        variables = replaced(state.variables, updated)
         if window.effects is not None:
             effects = self.objective.apply_effects(variables, window.effects)
             variables = replace_collections(self.objective, variables, effects)

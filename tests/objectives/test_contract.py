@@ -56,7 +56,8 @@ PARAMETERS = {
     base.merge: "tree overlay",
     base.freeze: "variables trainable",
     base.thaw: "variables",
-    base.EMASpec: "decay select",
+    # Our own option stands after the page's, by keyword.
+    base.EMASpec: "decay select dtype",
     base.scalar_loss: "objective variables batch step",
     base.merge_totals: "accumulated contribution",
     base.mean_of_totals: "accumulated",

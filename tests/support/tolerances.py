@@ -73,6 +73,9 @@ AVERAGE = 1e-6
 """Absolute difference of averaged weights from the recursion written out, beside the
 relative tolerance of float32."""
 
+AVERAGE_1000 = 1e-4
+"""An average after a thousand commits against float64, as a part of its way."""
+
 CHECK_GRADS = 1e-2
 """Gradients against the float32 differences of `jax.test_util.check_grads`."""
 
