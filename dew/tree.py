@@ -276,7 +276,7 @@ def _node(tree: Any, path: Path) -> _Node | None:
 def _like(mapping: Mapping[str, Any], entries: Mapping[str, Any]) -> Any:
     """Returns the entries in a mapping of the same type."""
     if not isinstance(mapping, MutableMapping):
-        make: Callable[[Mapping[str, Any]], Any] = type(mapping)
+        make: Any = type(mapping)
         return make(entries)
     # A copy keeps what else a mapping holds, such as the factory of a defaultdict.
     new = copy(mapping)

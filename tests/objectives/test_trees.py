@@ -44,9 +44,7 @@ def test_merging_a_selection_changes_its_leaves_and_nothing_else(seed: int) -> N
     part = select(tree, keep)
     assert set(flatten(part)) == {path for path in flatten(tree) if keep(path)}
     ones = map_leaves(lambda path, leaf: other_leaf(leaf), part)
-    want = map_leaves(
-        lambda path, leaf: other_leaf(leaf) if keep(path) else leaf, tree
-    )
+    want = map_leaves(lambda path, leaf: other_leaf(leaf) if keep(path) else leaf, tree)
     assert_identical(merge(tree, ones), want)
 
 

@@ -74,7 +74,8 @@ AVERAGE = 1e-6
 relative tolerance of float32."""
 
 AVERAGE_1000 = 1e-4
-"""An average after a thousand commits against float64, as a part of its way."""
+"""An average after a thousand commits against float64, as a part of its way. The
+largest seen is 4.7e-5, at a decay of 0.9999."""
 
 CHECK_GRADS = 1e-2
 """Gradients against the float32 differences of `jax.test_util.check_grads`."""
