@@ -38,7 +38,7 @@ def state_of(variables: Any, ema: Any, commits: Any = 0) -> TrainState:
 def averaged(start: Any, spec: EMASpec, lives: Any) -> Any:
     """The average after a commit to each of the stacked leaves `lives`."""
     toy = Toy(ema=spec)
-    initial = initial_average(toy, {"params": {"w": start}})
+    initial = initial_average(toy, {"params": {"w": start}}, held=())
 
     def commit(ema: Any, row: Any) -> Any:
         number, live = row
@@ -114,7 +114,7 @@ def test_counts_and_keys_are_those_of_the_last_commit() -> None:
     toy = Toy(ema=EMASpec(optax.constant_schedule(0.999)))
     for seed in range(8):
         tree = random_tree(seed)
-        ema = initial_average(toy, tree)
+        ema = initial_average(toy, tree, held=())
         moved = next_average(toy, state_of(tree, ema), tree)
         assert_identical(moved, ema)
         assert_identical(state_of(tree, moved).averaged, tree)
