@@ -7,7 +7,8 @@ tensor at a time is in memory.
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,8 +30,12 @@ from dew.converters.folder.write import copied_files, json_bytes, write_folder
 from dew.converters.mapping.table import Piece, rule_path
 from dew.converters.model_card import model_card
 from dew.converters.pretrained import Pretrained
+from dew.processes import ProcessError, agree_process_phase
 from dew.tree import flatten, thaw
 from dew.typing import Variables
+
+GATHERING = "gathering the variables"
+"""Phase in which processes gather variables for an export."""
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
@@ -71,19 +76,17 @@ def export(
     export.check_variables()
     shards = export.shards(_bytes_of(max_shard_size))
     target = Path(folder).expanduser().absolute()
-    if jax.process_index():
-        # Gathering a sharded variable takes every process.
-        for names in shards.values():
-            for name in names:
-                export.values(name)
-        multihost_utils.sync_global_devices("dew.export")
-        return target
-    with write_atomically(target, overwrite=overwrite) as partial:
-        export.write(partial, shards)
-        if check is not None:
-            check(partial)
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices("dew.export")
+    with gathering():
+        if jax.process_index():
+            # Gathering a sharded variable takes every process.
+            for names in shards.values():
+                for name in names:
+                    export.values(name)
+            return target
+        with write_atomically(target, overwrite=overwrite) as partial:
+            export.write(partial, shards)
+            if check is not None:
+                check(partial)
     return target
 
 
@@ -246,15 +249,37 @@ class Export:
         return json_bytes(config | edits)
 
 
+@contextmanager
+def gathering() -> Iterator[None]:
+    """Runs a block in which processes gather variables, and in which one may fail.
+
+    `on_host` agrees before it gathers, and so does the block at its end: whoever fails
+    on the way, the others hear of it in place of waiting for the next variable.
+
+    Raises:
+        ProcessError: the block failed in another process.
+    """
+    fault: BaseException | None = None
+    try:
+        yield
+    except ProcessError:
+        raise
+    except BaseException as raised:
+        fault = raised
+    agree_process_phase(GATHERING, fault)
+
+
 def on_host(leaf: Any) -> np.ndarray:
     """Returns an array as numpy; without a copy if one CPU device holds all of it.
 
-    From other devices a copy of the array is fetched: jax caches fetched values with
-    their array, which would add up to the whole model.
+    An array that other processes hold parts of is gathered from them: all call it,
+    within `gathering`. From other devices a copy of the array is fetched: jax caches
+    fetched values with their array, which would add up to the whole model.
     """
     if not isinstance(leaf, jax.Array):
         return np.asarray(leaf)
     if not leaf.is_fully_addressable:
+        agree_process_phase(GATHERING)
         return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
     devices = leaf.devices()
     is_host = len(devices) == 1 and next(iter(devices)).platform == "cpu"
@@ -268,6 +293,8 @@ def _entry_on_host(leaf: Any, axis: int, entry: int) -> np.ndarray:
     entry on each of them.
     """
     before = (slice(None),) * axis
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        agree_process_phase(GATHERING)
     is_apart = isinstance(leaf, jax.Array) and leaf.is_fully_addressable
     if not (is_apart and len(leaf.devices()) > 1):
         return on_host(leaf[(*before, entry)])

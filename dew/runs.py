@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.experimental import multihost_utils
+
+from dew.processes import process_phase
 
 CERTIFICATE = "certificate.json"
 """File of an export with its certificate; see `dew.save_certified`."""
@@ -82,10 +83,9 @@ class RunFolder:
             ValueError: the folder holds a run and `resume` is false, or holds a run of
                 other settings, or other files.
         """
-        if jax.process_index() == 0:
-            self._write(config, sources, model, resume)
-        if jax.process_count() > 1:
-            multihost_utils.sync_global_devices("dew.run")
+        with process_phase("the run's folder"):
+            if jax.process_index() == 0:
+                self._write(config, sources, model, resume)
 
     def _write(
         self,

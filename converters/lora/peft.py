@@ -17,7 +17,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
@@ -49,7 +48,7 @@ from dew.converters.lora.peft_layout import (
 )
 from dew.converters.mapping.table import Table
 from dew.converters.pretrained import Pretrained
-from dew.converters.save import on_host
+from dew.converters.save import gathering, on_host
 from dew.nn.lora import adapter_leaves
 from dew.tree import flatten, unflatten
 from dew.typing import Path, Variables
@@ -154,19 +153,19 @@ def save_adapter(
     form = Form(base=source.base, trained=source.trained)
     # Padding rows and the like are added for a run; no folder has them.
     _, variables = source.base.plain(variables)
-    # Every process takes part: sharded leaves are gathered here.
-    tensors = form.tensors(variables)
     target = FilePath(folder).expanduser().absolute()
-    if jax.process_index() == 0:
-        with write_atomically(target, overwrite=overwrite) as partial:
-            write_arrays(partial / ADAPTER_WEIGHTS, tensors, {"format": "pt"})
-            config = {**_constant_config(source), **form.config(source.lora, tensors)}
-            text = json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False)
-            (partial / ADAPTER_CONFIG).write_text(text + "\n", encoding="utf-8")
-            if check is not None:
-                check(partial)
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices("dew.save_adapter")
+    with gathering():
+        # Every process takes part: sharded leaves are gathered here.
+        tensors = form.tensors(variables)
+        if jax.process_index() == 0:
+            with write_atomically(target, overwrite=overwrite) as partial:
+                write_arrays(partial / ADAPTER_WEIGHTS, tensors, {"format": "pt"})
+                fields = form.config(source.lora, tensors)
+                config = {**_constant_config(source), **fields}
+                text = json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False)
+                (partial / ADAPTER_CONFIG).write_text(text + "\n", encoding="utf-8")
+                if check is not None:
+                    check(partial)
     return target
 
 

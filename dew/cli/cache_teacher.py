@@ -1,6 +1,7 @@
 """`dew cache-teacher`: what a teacher says of a text, once, for many students."""
 
-from collections.abc import Callable, Mapping
+import json as json_format
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from itertools import chain, islice
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
+from jax.experimental import multihost_utils
 from rich.console import Console
 
 from dew.api import Road
@@ -29,13 +31,23 @@ from dew.data.teacher_cache import (
 )
 from dew.objectives.distillation.teachers import scores_of
 from dew.objectives.tokens import INPUTS
+from dew.processes import exchange_words, process_phase
+
+OPENING, SCORING, CLOSING = (
+    "opening the cache",
+    "scoring with the teacher",
+    "closing the cache",
+)
+"""Phases that several processes of `dew cache-teacher` go through together."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheTeacher:
     """Score packed text with a teacher and store its most likely tokens on disk.
 
-    Run again after an interruption, it continues from the last complete file.
+    Run again after an interruption, it continues from the last complete file. Several
+    processes score a batch each in turn, and the first writes the cache that one
+    process would.
     """
 
     teacher: str
@@ -80,11 +92,13 @@ class CacheTeacher:
 
     def run(self) -> int:
         """Scores the text with the teacher, writes the cache and prints its figures."""
-        console = Console(stderr=True)
+        console = Console(stderr=True, quiet=jax.process_index() > 0)
         if bool(self.data) == bool(self.captured):
             raise ValueError("give --data or --captured, and not both")
         if self.captured:
-            self._report(self._from_captured(), "captured scores")
+            with process_phase("converting captured scores"):
+                if jax.process_index() == 0:
+                    self._report(self._from_captured(), "captured scores")
             return 0
         source = load_to_train(self.teacher, dtype=self.dtype, road=self.road)
         documents = texts(self.data, field=self.text_field, console=console)
@@ -96,14 +110,10 @@ class CacheTeacher:
             packing=self.packing,
             eos_id=eos_of(source),
         )
-        writer = CacheWriter(
-            folder=self.out,
-            binding=self._binding(source, data),
-            shard_rows=self.shard_rows,
-        )
         with console.status("scoring with the teacher"):
-            manifest = self._write(source, data, writer)
-        self._report(manifest, source.address)
+            manifest = self._write(source, data)
+        if manifest is not None:
+            self._report(manifest, source.address)
         return 0
 
     def _report(self, manifest: Manifest, address: str) -> None:
@@ -169,23 +179,63 @@ class CacheTeacher:
             precision=self.precision,
         )
 
-    def _write(
-        self, source: Pretrained, data: Batches, writer: CacheWriter
-    ) -> Manifest:
-        if writer.manifest.is_complete:
-            return writer.manifest
-        if writer.position is not None:
-            data.set_state(writer.position)
+    def _write(self, source: Pretrained, data: Batches) -> Manifest | None:
+        """Scores and writes all rows; returns the manifest, in the first process.
+
+        Each process scores every n-th batch, whole: in batches of another shape the
+        last bits of a score would differ from those of one process.
+        """
+        count, index = jax.process_count(), jax.process_index()
+        writer: CacheWriter | None = None
+        # All read on from the same place, which the first process finds in its folder.
+        found: dict[str, Any] = {}
+        with process_phase(OPENING):
+            if index == 0:
+                writer = CacheWriter(
+                    folder=self.out,
+                    binding=self._binding(source, data),
+                    shard_rows=self.shard_rows,
+                )
+                found = {
+                    "is_complete": writer.manifest.is_complete,
+                    "position": writer.position,
+                }
+        word = json_format.dumps(found) if index == 0 else ""
+        found = json_format.loads(exchange_words(OPENING, word)[0])
+        if not found["is_complete"]:
+            if found["position"] is not None:
+                data.set_state(found["position"])
+            for batch, stored, position in self._scored(source, data, index, count):
+                if writer is not None:
+                    writer.add({**batch, **stored}, position)
+        with process_phase(CLOSING):
+            if writer is None or writer.manifest.is_complete:
+                return None if writer is None else writer.manifest
+            return writer.close(data.get_state())
+
+    def _scored(
+        self, source: Pretrained, data: Batches, index: int, count: int
+    ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any], dict[str, Any]]]:
+        """Yields each batch, its scores, and the data's position after it."""
         score = self._scorer(source)
-        for batch in data:
-            # By the rows before it, so that a resumed draw is the same draw.
-            drawn = jax.random.fold_in(
-                jax.random.key(self.seed), data.trace.tokens % 2**31
-            )
-            arrays = {name: jnp.asarray(x) for name, x in batch.items()}
-            stored = jax.device_get(score(source.variables, arrays, drawn))
-            writer.add({**batch, **stored}, data.get_state())
-        return writer.close(data.get_state())
+        while True:
+            turn: list[tuple[Mapping[str, Any], int, dict[str, Any]]] = []
+            with process_phase(SCORING):
+                for batch in islice(data, count):
+                    turn.append((batch, data.trace.tokens, data.get_state()))
+                if not turn:
+                    return
+                # In the last turn some have no batch, and repeat the last one.
+                batch, tokens, _ = turn[min(index, len(turn) - 1)]
+                # By the rows before it, so that a resumed draw is the same draw.
+                drawn = jax.random.fold_in(jax.random.key(self.seed), tokens % 2**31)
+                arrays = {name: jnp.asarray(x) for name, x in batch.items()}
+                stored = jax.device_get(score(source.variables, arrays, drawn))
+            if count > 1:
+                stored = multihost_utils.process_allgather(stored)
+            for place, (batch, _, position) in enumerate(turn):
+                mine = {n: x[place] for n, x in stored.items()} if count > 1 else stored
+                yield batch, mine, position
 
     def _scorer(self, source: Pretrained) -> Callable[..., Mapping[str, np.ndarray]]:
         def score(variables: Any, batch: Any, key: Any) -> Any:

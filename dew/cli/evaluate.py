@@ -5,6 +5,7 @@ from typing import Annotated
 
 import jax
 import tyro
+from jax.sharding import Mesh
 from rich.console import Console
 
 from dew.api import Road
@@ -20,6 +21,7 @@ from dew.data import Packing, evaluation_batches
 from dew.objectives.causal_lm import CausalLM
 from dew.objectives.metrics import token_metrics
 from dew.training.evaluation import Evaluation, run_evaluation
+from dew.training.sharding import make_mesh, shardings_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +35,7 @@ class Eval:
     seq_len: int = 1024
     """Tokens per row; the context of a token starts at its row or document."""
     batch_size: int = 4
-    """Rows scored at a time."""
+    """Rows scored at a time, over all processes."""
     dtype: Precision = "float32"
     """Precision of the forward pass."""
     road: Road = "auto"
@@ -48,8 +50,9 @@ class Eval:
 
     def run(self) -> int:
         """Scores the text and prints its perplexity."""
-        console = Console(stderr=True)
+        console = Console(stderr=True, quiet=jax.process_index() > 0)
         source = load_to_train(self.model, dtype=self.dtype, road=self.road)
+        mesh = _process_mesh()
         documents = texts(self.data, field=self.text_field, console=console)
         evaluation = Evaluation(
             batches=lambda: evaluation_batches(
@@ -59,13 +62,17 @@ class Eval:
                 batch_size=self.batch_size,
                 packing=self.packing,
                 eos_id=eos_of(source),
+                shard=(jax.process_index(), jax.process_count()),
             ),
             metrics=token_metrics(),
         )
         objective = CausalLM(source=source, seq_len=self.seq_len)
         with console.status(f"scoring {len(documents)} documents"):
+            variables = source.variables
+            if mesh is not None:
+                variables = jax.device_put(variables, shardings_of(variables, mesh))
             result = run_evaluation(
-                objective, source.variables, evaluation, key=jax.random.key(0)
+                objective, variables, evaluation, key=jax.random.key(0), mesh=mesh
             )
         result = {**result, "tokens": int(result["tokens"])}
         rows = [
@@ -75,3 +82,12 @@ class Eval:
         ]
         show(source.address, rows, result, self.json)
         return 0
+
+
+def _process_mesh() -> Mesh | None:
+    """Returns a mesh of one device of each process; None where there is one process."""
+    count = jax.process_count()
+    if count == 1:
+        return None
+    first = {device.process_index: device for device in reversed(jax.devices())}
+    return make_mesh(data=count, devices=[first[index] for index in range(count)])

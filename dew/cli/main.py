@@ -47,7 +47,15 @@ Command: TypeAlias = (
     | Annotated[Launch, tyro.conf.subcommand("launch")]
 )
 
-BAD_INPUT = (ValueError, TypeError, OSError, ImportError, TrainingError, ProcessError)
+SAID_IN_FULL = (
+    CertificationError,
+    ValueError,
+    TypeError,
+    OSError,
+    ImportError,
+    TrainingError,
+    ProcessError,
+)
 """Exceptions whose message says all there is to say."""
 
 SEVERAL = (Pretrain, Distill, CacheTeacher, Eval)
@@ -74,17 +82,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as stopped:
         post_fault(stopped)
         return _leave(130)
-    except CertificationError as failed:
-        post_fault(failed)
-        _complain(str(failed))
-        return _leave(1)
     except Exception as fault:
         cause = name_lost_process(fault)
         post_fault(cause)
-        if os.environ.get("DEW_TRACEBACK") or not isinstance(cause, BAD_INPUT):
+        if os.environ.get("DEW_TRACEBACK") or not isinstance(cause, SAID_IN_FULL):
             raise
         _complain(str(cause))
-        return _leave(2)
+        return _leave(1 if _is_failed_check(cause) else 2)
 
 
 def _parse(arguments: Sequence[str] | None) -> Command:
@@ -119,6 +123,14 @@ def _leave(code: int) -> int:
         leave_processes()
         os._exit(code)
     return code
+
+
+def _is_failed_check(fault: BaseException) -> bool:
+    """Whether a certificate failed, here or in another process."""
+    is_other = isinstance(fault, ProcessError)
+    return isinstance(fault, CertificationError) or (
+        is_other and f" {CertificationError.__name__}: " in str(fault)
+    )
 
 
 def _complain(fault: str) -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
+import jax
 from rich.console import Console
 from rich.table import Table
 
@@ -18,7 +19,12 @@ def show(
     result: Mapping[str, object],
     as_json: bool,
 ) -> None:
-    """Prints the rows as a table, or the result as one JSON object, to stdout."""
+    """Prints the rows as a table, or the result as one JSON object, to stdout.
+
+    Of several processes the first alone prints.
+    """
+    if jax.process_index() > 0:
+        return
     if as_json:
         print(json.dumps(result), flush=True)
         return

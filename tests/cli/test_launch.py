@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from dew.cli import main
+from dew.data.teacher_cache import TeacherCache
 from tests.support import hf_models as hf
-from tests.support.launched import Launched, all_gone, launched
+from tests.support.launched import Launched, all_gone, launched, on_hosts, trial
+from tests.support.tolerances import RTOL
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +87,169 @@ def test_killing_the_launcher_leaves_no_process(
     processes = run.ranks()
     run.send(signal.SIGKILL)
     assert len(processes) == 2
-    assert run.end().code == 137
-    all_gone(processes, within_s=15)
+    ended = run.end()
+    trial("kill -9 of the launcher", ended, all_gone(processes, within_s=15))
+    assert ended.code == 137
+
+
+def checkpoints(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / "checkpoints").iterdir())
+
+
+def test_a_signal_to_one_process_stops_all_at_one_checkpoint(
+    model: Path, text: Path, tmp_path: Path
+) -> None:
+    _stopped(model, text, tmp_path, signal.SIGTERM, rank=1, code=143)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("number", "rank", "code"),
+    [
+        (signal.SIGTERM, None, 143),
+        (signal.SIGINT, None, 130),
+        (signal.SIGHUP, None, 143),
+        (signal.SIGTERM, 0, 143),
+        (signal.SIGINT, 0, 130),
+        (signal.SIGINT, 1, 130),
+    ],
+)
+def test_a_signal_stops_all_at_one_checkpoint(
+    number: int, rank: int | None, code: int, model: Path, text: Path, tmp_path: Path
+) -> None:
+    _stopped(model, text, tmp_path, number, rank=rank, code=code)
+
+
+def _stopped(
+    model: Path, text: Path, folder: Path, number: int, *, rank: int | None, code: int
+) -> None:
+    out = folder / "run"
+    run = Launched(folder, *pretrain(model, text, out, "--steps", "100000"))
+    run.until(lambda: run.shows("step 5/"))
+    processes = run.ranks()
+    run.send(number, rank=rank)
+    ended = run.end()
+    trial(f"signal {number} to {rank}", ended)
+    assert (ended.code, len(checkpoints(out))) == (code, 1)
+    assert ended.seconds < 60
+    assert "error" not in ended.err
+    assert int(checkpoints(out)[0]) >= 5
+    all_gone(processes, within_s=5)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_process_ends_all_and_is_named_last(
+    rank: int, model: Path, text: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    run = Launched(tmp_path, *pretrain(model, text, out, "--steps", "100000"))
+    run.until(lambda: run.shows("step 5/"))
+    processes = run.ranks()
+    run.send(signal.SIGKILL, rank=rank)
+    ended = run.end()
+    trial(f"kill -9 of process {rank}", ended)
+    assert (ended.code, ended.last) == (
+        137,
+        f"dew: error: process {rank} was ended by SIGKILL",
+    )
+    assert ended.seconds < 15
+    assert ".cc:" not in ended.err
+    assert "Traceback" not in ended.err
+    all_gone(processes, within_s=5)
+
+
+@pytest.mark.full
+def test_a_second_ctrl_c_ends_all_at_once(
+    model: Path, text: Path, tmp_path: Path
+) -> None:
+    run = Launched(
+        tmp_path, *pretrain(model, text, tmp_path / "run", "--steps", "100000")
+    )
+    run.until(lambda: len(run.ranks()) == 2)
+    processes = run.ranks()
+    run.send(signal.SIGINT)
+    run.send(signal.SIGINT)
+    ended = run.end()
+    trial("two Ctrl-C at the start", ended)
+    assert (ended.code, "error" in ended.err) == (130, False)
+    assert ended.seconds < 5
+    all_gone(processes, within_s=5)
+
+
+@pytest.mark.full
+def test_a_run_folder_in_use_is_one_error_of_all(
+    model: Path, text: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "other").write_text("")
+    ended = launched(tmp_path / "log", *pretrain(model, text, tmp_path / "run"))
+    trial("run folder in use", ended)
+    assert ended.code == 2
+    assert "is in use and holds no run of ours" in ended.last
+    assert ended.err.count("dew: error:") == 1
+
+
+@pytest.mark.full
+def test_an_export_that_cannot_be_written_is_one_error_of_all(
+    model: Path, text: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    run = Launched(tmp_path, *pretrain(model, text, out, "--steps", "6"))
+    run.until((out / "run.json").exists)
+    (out / "export").write_text("not a folder")
+    ended = run.end()
+    trial("export cannot be written", ended)
+    assert ended.code == 2
+    assert "export is not a folder" in ended.last
+
+
+@pytest.mark.full
+def test_data_that_one_host_lacks_ends_all_and_is_named(
+    model: Path, text: Path, tmp_path: Path
+) -> None:
+    folders = text, tmp_path / "nowhere"
+    commands = [pretrain(model, data, tmp_path / "run") for data in folders]
+    first, second = on_hosts(tmp_path, *commands)
+    trial("data missing on one host, process 0", first)
+    trial("data missing on one host, process 1", second)
+    fault = f"the data cannot be read: {folders[1]} does not exist"
+    assert (first.code, second.code) == (2, 2)
+    assert second.last == f"dew: error: {fault}"
+    assert first.last.startswith("dew: error: process 1 failed")
+    assert first.last.endswith(fault)
+    assert max(first.seconds, second.seconds) < 60
+
+
+def test_processes_score_a_text_as_one_does(
+    model: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = f"eval --model {model} --data {text} --seq-len 32 --batch-size 8 --json"
+    alone = printed(capsys, *command.split())
+    ended = launched(tmp_path, *command.split())
+    trial("eval", ended)
+    together = json.loads(ended.out)
+    assert together["tokens"] == alone["tokens"]
+    # The largest difference seen is 0.
+    assert together["perplexity"] == pytest.approx(
+        alone["perplexity"], rel=RTOL["float32"]
+    )
+
+
+def test_processes_write_the_cache_that_one_does(
+    model: Path, text: Path, tmp_path: Path
+) -> None:
+    ours, theirs = tmp_path / "together", tmp_path / "alone"
+    # Nine batches and files of three, so that the last turn is not full.
+    command = f"""cache-teacher --teacher {model} --data {text} --json
+        --seq-len 32 --batch-size 5 --shard-rows 15 --top-k 4""".split()
+    assert main([*command, "--out", str(theirs)]) == 0
+    ended = launched(tmp_path, *command, "--out", ours)
+    trial("cache-teacher", ended)
+    assert ended.code == 0, ended.err
+    written = {path.name: path.read_bytes() for path in ours.iterdir()}
+    assert written == {path.name: path.read_bytes() for path in theirs.iterdir()}
+    assert json.loads(ended.out)["tokens"] == TeacherCache(ours).manifest.tokens
 
 
 @pytest.mark.full

@@ -2,10 +2,11 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,37 +32,29 @@ class Ended:
         return (self.err.strip().splitlines() or [""])[-1]
 
 
-class Launched:
-    """A running `dew launch`, whose output goes to files."""
+class Started:
+    """A running command, whose output goes to files."""
 
-    def __init__(self, folder: Path, *command: Any, processes: int = 2) -> None:
+    def __init__(
+        self, folder: Path, command: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._files = folder / "stdout", folder / "stderr"
-        self._asked_at = time.monotonic()
-        launch = ["launch", "--processes", str(processes), "--", *map(str, command)]
+        self.asked_at = time.monotonic()
         with self._files[0].open("wb") as out, self._files[1].open("wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "dew", *launch],
+                command,
                 cwd=ROOT,
                 env={
                     **os.environ,
                     "XLA_FLAGS": FLAGS,
                     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+                    **environment,
                 },
                 stdout=out,
                 stderr=err,
                 stdin=subprocess.DEVNULL,
             )
-
-    def ranks(self) -> dict[int, int]:
-        """Returns the process ids of the launched processes by their index."""
-        found = subprocess.run(
-            ["ps", "-o", "pid=", "--ppid", str(self.process.pid)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return {_index(int(pid)): int(pid) for pid in found.stdout.split()}
 
     def until(self, ready: Callable[[], bool], timeout_s: float = 180) -> None:
         """Waits until something is true of the running command."""
@@ -79,12 +72,7 @@ class Launched:
         """What stderr has by now."""
         return self._files[1].read_text()
 
-    def send(self, number: int, *, rank: int | None = None) -> None:
-        """Sends a signal to the launcher, or to one of its processes."""
-        self._asked_at = time.monotonic()
-        os.kill(self.process.pid if rank is None else self.ranks()[rank], number)
-
-    def end(self, timeout_s: float = 240) -> Ended:
+    def end(self, timeout_s: float = 120) -> Ended:
         """Waits for the end; seconds count from the last signal, or from the start."""
         try:
             code = self.process.wait(timeout=timeout_s)
@@ -95,15 +83,68 @@ class Launched:
             raise
         return Ended(
             code=code if code >= 0 else 128 - code,
-            seconds=time.monotonic() - self._asked_at,
+            seconds=time.monotonic() - self.asked_at,
             out=self._files[0].read_text(),
             err=self.text(),
         )
 
 
+class Launched(Started):
+    """A running `dew launch`."""
+
+    def __init__(self, folder: Path, *command: Any, processes: int = 2) -> None:
+        launch = ["launch", "--processes", str(processes), "--", *map(str, command)]
+        super().__init__(folder, [sys.executable, "-m", "dew", *launch], {})
+
+    def ranks(self) -> dict[int, int]:
+        """Returns the process ids of the launched processes by their index."""
+        found = subprocess.run(
+            ["ps", "-o", "pid=", "--ppid", str(self.process.pid)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return {_index(int(pid)): int(pid) for pid in found.stdout.split()}
+
+    def send(self, number: int, *, rank: int | None = None) -> None:
+        """Sends a signal to the launcher, or to one of its processes."""
+        self.asked_at = time.monotonic()
+        os.kill(self.process.pid if rank is None else self.ranks()[rank], number)
+
+
 def launched(folder: Path, *command: Any, processes: int = 2) -> Ended:
     """Runs a command as several processes to its end."""
     return Launched(folder, *command, processes=processes).end()
+
+
+def on_hosts(folder: Path, *commands: Sequence[str]) -> list[Ended]:
+    """Runs one command a process, without a launcher, as on several hosts."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    place = {
+        "DEW_COORDINATOR": f"127.0.0.1:{port}",
+        "DEW_PROCESSES": str(len(commands)),
+    }
+    hosts = [
+        Started(
+            folder / str(index),
+            [sys.executable, "-m", "dew", *command],
+            {**place, "DEW_PROCESS": str(index)},
+        )
+        for index, command in enumerate(commands)
+    ]
+    return [host.end() for host in hosts]
+
+
+def trial(kind: str, ended: Ended, seconds: float | None = None) -> None:
+    """Adds a line to the list of trials, in the file that DEW_TRIALS names."""
+    file = os.environ.get("DEW_TRIALS")
+    if file:
+        took = ended.seconds if seconds is None else seconds
+        line = f"| {kind} | {took:.1f} | {ended.code} | {ended.last} |\n"
+        with Path(file).open("a") as table:
+            table.write(line)
 
 
 def is_alive(pid: int) -> bool:
