@@ -220,18 +220,18 @@ class Children:
                     self._stderr.write(child.index, line)
 
     def _report(self, failed: Child) -> None:
-        """Prints what others complained of, and then the first cause."""
+        """Prints what else went wrong, and then the first cause."""
         cause = failed.fault()
         if cause is None:
             return
-        others = [child.output.error for child in self._children if child is not failed]
-        for other in dict.fromkeys(filter(None, others)):
-            if cause in other:
-                # The same, said by a process that names where it happened.
-                cause = other
-            elif other not in cause:
-                self._stderr.write_always(f"{ERROR}{other}\n".encode())
-        is_everywhere = all(error is not None and error in cause for error in others)
-        if not is_everywhere and not cause.startswith("process "):
-            cause = f"process {failed.index}: {cause}"
+        said = {c.index: c.output.error for c in self._children if c.output.error}
+        # Others repeat it with the name of the process that it comes from.
+        same = {i: text for i, text in said.items() if text in cause or cause in text}
+        for other in dict.fromkeys(said[i] for i in said if i not in same):
+            self._stderr.write_always(f"{ERROR}{other}\n".encode())
+        origin = min(same, key=lambda i: len(same[i]), default=failed.index)
+        cause = same.get(origin, cause)
+        is_everywhere = list(said.values()) == [cause] * len(self._children)
+        if origin > 0 and not is_everywhere and not cause.startswith("process "):
+            cause = f"process {origin}: {cause}"
         self._stderr.write_always(f"{ERROR}{cause}\n".encode())

@@ -72,15 +72,28 @@ def test_an_error_of_all_is_printed_once(capfd: pytest.CaptureFixture[str]) -> N
     assert capfd.readouterr().err == "dew: error: no text\n"
 
 
-def test_a_cause_that_another_names_more_closely_is_printed_in_its_words(
+@pytest.mark.parametrize(("origin", "tag"), [(0, ""), (1, "process 1: ")])
+def test_a_cause_is_printed_in_the_words_of_the_process_that_has_it(
+    origin: int, tag: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    body = f"""
+where = "" if index == {origin} else "process {origin} failed: ValueError: "
+print(f"dew: error: {{where}}no text", file=sys.stderr, flush=True); sys.exit(2)
+"""
+    assert children(body).run() == 2
+    assert capfd.readouterr().err == f"dew: error: {tag}no text\n"
+
+
+def test_another_error_is_printed_before_the_first(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     body = """
-where = "" if index else "process 1: "
-print(f"dew: error: {where}no text", file=sys.stderr, flush=True); sys.exit(2)
+if index == 0: time.sleep(0.3)
+print(f"dew: error: fault {index}", file=sys.stderr, flush=True); sys.exit(2 + index)
 """
-    assert children(body).run() == 2
-    assert capfd.readouterr().err == "dew: error: process 1: no text\n"
+    assert children(body).run() == 3
+    said = "dew: error: fault 0\ndew: error: process 1: fault 1\n"
+    assert capfd.readouterr().err == said
 
 
 @pytest.mark.parametrize(

@@ -92,51 +92,6 @@ def test_killing_the_launcher_leaves_no_process(
     assert ended.code == 137
 
 
-def checkpoints(run: Path) -> list[str]:
-    return sorted(path.name for path in (run / "checkpoints").iterdir())
-
-
-def test_a_signal_to_one_process_stops_all_at_one_checkpoint(
-    model: Path, text: Path, tmp_path: Path
-) -> None:
-    _stopped(model, text, tmp_path, signal.SIGTERM, rank=1, code=143)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("number", "rank", "code"),
-    [
-        (signal.SIGTERM, None, 143),
-        (signal.SIGINT, None, 130),
-        (signal.SIGHUP, None, 143),
-        (signal.SIGTERM, 0, 143),
-        (signal.SIGINT, 0, 130),
-        (signal.SIGINT, 1, 130),
-    ],
-)
-def test_a_signal_stops_all_at_one_checkpoint(
-    number: int, rank: int | None, code: int, model: Path, text: Path, tmp_path: Path
-) -> None:
-    _stopped(model, text, tmp_path, number, rank=rank, code=code)
-
-
-def _stopped(
-    model: Path, text: Path, folder: Path, number: int, *, rank: int | None, code: int
-) -> None:
-    out = folder / "run"
-    run = Launched(folder, *pretrain(model, text, out, "--steps", "100000"))
-    run.until(lambda: run.shows("step 5/"))
-    processes = run.ranks()
-    run.send(number, rank=rank)
-    ended = run.end()
-    trial(f"signal {number} to {rank}", ended)
-    assert (ended.code, len(checkpoints(out))) == (code, 1)
-    assert ended.seconds < 60
-    assert "error" not in ended.err
-    assert int(checkpoints(out)[0]) >= 5
-    all_gone(processes, within_s=5)
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_process_ends_all_and_is_named_last(
