@@ -16,13 +16,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax._src import distributed
+
+Waited = TypeVar("Waited")
 
 HEARTBEAT_S = 30
 """Seconds without a heartbeat after which a process counts as dead."""
@@ -48,6 +50,9 @@ FOREVER_MS = 7 * 24 * 3600 * 1000
 HEARD = "heard"
 """Barrier of processes that know of a fault."""
 
+AGREED = "agreed by all processes"
+"""Mark of an exception that all processes know of."""
+
 ROOT = "dew"
 """Prefix of our barriers and keys in the runtime's store."""
 
@@ -58,6 +63,7 @@ class ProcessError(RuntimeError):
     def __init__(self, message: str, process: int | None = None) -> None:
         super().__init__(message)
         self.process = process
+        vars(self)[AGREED] = True
 
 
 def connect_processes(
@@ -159,6 +165,43 @@ def exchange_words(
     return meeting.hold(phase, word, fault)
 
 
+@contextmanager
+def process_run(name: str) -> Iterator[None]:
+    """Runs its block, and tells the others of an exception that ends it here.
+
+    For the whole of a run, with phases and collectives inside: an exception that the
+    processes agreed on already passes as it is. Others that wait at a phase, or through
+    `wait_with_processes`, raise as well.
+
+    Raises:
+        Exception: the block's own exception.
+        ProcessError: a collective of the block broke, as another process failed or
+            died.
+    """
+    try:
+        yield
+    except Exception as raised:
+        fault = name_lost_process(raised)
+        if AGREED not in vars(fault):
+            agree_process_phase(name, fault)
+        if fault is raised:
+            raise
+        raise fault from raised
+
+
+def wait_with_processes(call: Callable[[], Waited]) -> Waited:
+    """Runs a call that waits for other processes, and raises if one of them fails.
+
+    The call runs in a thread, and is left alone where a process fails: it would never
+    return.
+
+    Raises:
+        ProcessError: another process failed, or no longer answers.
+    """
+    meeting = _Meeting.current()
+    return call() if meeting is None else meeting.wait_for(call)
+
+
 def post_fault(fault: BaseException) -> None:
     """Tells the others of a fault outside every phase, before this process ends.
 
@@ -218,8 +261,12 @@ class _Meeting:
         return cls._instance
 
     def hold(self, phase: str, word: str, fault: BaseException | None) -> list[str]:
+        if fault is not None and not isinstance(fault, ProcessError):
+            fault = name_lost_process(fault)
+        if fault is not None and self._left:
+            raise fault
         self._phases += 1
-        folder = f"{ROOT}/words/{self._phases}/"
+        folder = self._folder(self._phases)
         if word or fault is not None:
             record = {"word": word}
             if fault is not None:
@@ -227,6 +274,7 @@ class _Meeting:
             self._set(f"{folder}{self.index}", record)
         if fault is not None:
             self._wait_with_fault(phase, fault)
+            vars(fault)[AGREED] = True
             raise fault
         self._wait(phase)
         records = self._records(folder)
@@ -240,6 +288,20 @@ class _Meeting:
         _raise_first(records)
         words = {record["process"]: record["word"] for record in records}
         return [words.get(i, "") for i in range(self.count)]
+
+    def wait_for(self, call: Callable[[], Waited]) -> Waited:
+        """Waits for a call in a thread, and meanwhile for the faults of others."""
+        ended = _in_thread(call)
+        while True:
+            try:
+                result, fault = ended.get(timeout=POLL_S)
+            except queue.Empty:
+                # The fault of who gave up this phase is told under the next.
+                self._hear(self._phases + 1)
+                continue
+            if fault is not None:
+                raise fault
+            return result
 
     def leave(self, fault: BaseException, *, is_own: bool = True) -> None:
         """Posts a fault that no phase will tell, and stops waiting for the others."""
@@ -261,7 +323,8 @@ class _Meeting:
             self._set(f"{ROOT}/alive/{self.index}", {})
             deadline = time.monotonic() + 10 * POLL_S
             while time.monotonic() < deadline:
-                self._raise_posted()
+                if not self._hear(self._phases + 1):
+                    break
                 alive = {r["process"] for r in self._records(f"{ROOT}/alive/")}
                 time.sleep(POLL_S)
             lost = sorted(set(range(self.count)) - alive)
@@ -288,21 +351,13 @@ class _Meeting:
 
         The main thread stays in Python meanwhile, where it can handle signals.
         """
-        arrived: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
-
-        def wait() -> None:
-            try:
-                self.client.wait_at_barrier(f"{ROOT}/{phase}", FOREVER_MS)
-            except jax.errors.JaxRuntimeError as broken:
-                arrived.put(broken)
-            else:
-                arrived.put(None)
-
-        threading.Thread(target=wait, daemon=True).start()
+        ended = _in_thread(
+            lambda: self.client.wait_at_barrier(f"{ROOT}/{phase}", FOREVER_MS)
+        )
         deadline = time.monotonic() + patience_s
         while True:
             try:
-                broken = arrived.get(timeout=POLL_S)
+                _, broken = ended.get(timeout=POLL_S)
             except queue.Empty:
                 if time.monotonic() > deadline:
                     return False
@@ -315,14 +370,15 @@ class _Meeting:
             return True
 
     def _look_around(self, phase: str) -> None:
-        """Raises where another process has left, or waits at another phase."""
+        """Raises where another process has failed, or waits at another phase."""
+        if not self._hear(self._phases, phase):
+            return
+        here = {"phase": phase, "number": self._phases}
         try:
-            self._raise_posted()
-            here = {"phase": phase, "number": self._phases}
             self._set(f"{ROOT}/waiting/{self.index}", here)
             others = self._records(f"{ROOT}/waiting/")
         except jax.errors.JaxRuntimeError:
-            return  # The barrier itself will say so.
+            return
         for other in others:
             if other["number"] == self._phases and other["phase"] != phase:
                 error = ProcessError(
@@ -333,12 +389,26 @@ class _Meeting:
                 self.leave(error, is_own=False)
                 raise error
 
-    def _raise_posted(self) -> None:
+    def _hear(self, number: int, phase: str | None = None) -> bool:
+        """Raises where another process failed outside this phase, or at another.
+
+        Returns whether the store could be read: without it, what waits fails soon.
+        """
         try:
-            _raise_first(self._records(f"{ROOT}/faults/"))
+            records = self._records(f"{ROOT}/faults/")
+            said = self._records(self._folder(number))
+        except jax.errors.JaxRuntimeError:
+            return False
+        try:
+            # What was said at this very phase is heard when all have come to it.
+            _raise_first(records + [r for r in said if r.get("phase", phase) != phase])
         except ProcessError as cause:
             self.leave(cause, is_own=False)
             raise
+        return True
+
+    def _folder(self, number: int) -> str:
+        return f"{ROOT}/words/{number}/"
 
     def _lost(self, processes: list[int], phase: str) -> ProcessError:
         names = ", ".join(map(str, processes)) or "unknown"
@@ -390,6 +460,20 @@ class _Meeting:
         state.client = state.service = None
 
 
+def _in_thread(call: Callable[[], Any]) -> "queue.SimpleQueue[Any]":
+    """Runs a call in a thread; the queue gets its result and exception in time."""
+    ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            ended.put((call(), None))
+        except Exception as fault:
+            ended.put((None, fault))
+
+    threading.Thread(target=run, daemon=True).start()
+    return ended
+
+
 def _hold(*_: Any) -> None:
     threading.Event().wait()
 
@@ -408,7 +492,7 @@ def _raise_first(records: list[dict[str, Any]]) -> None:
 
 
 _CONNECTION = re.compile(
-    r"gloo|nccl|rccl|mpi|heartbeat|coordination|socket|connection|unavailable",
+    r"\bgloo\b|\bnccl|\brccl|heartbeat timeout|coordination service|barrier failed",
     re.IGNORECASE,
 )
 """What the message of a collective says when a peer is gone."""

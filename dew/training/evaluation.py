@@ -1,16 +1,22 @@
 """Validation passes, which score a whole set and reduce its metrics exactly."""
 
-from collections.abc import Callable, Iterable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
 from dew.objectives.base import AnyObjective, Metric, Step
+from dew.processes import exchange_words, wait_with_processes
+from dew.training.parts import align, describe, drop_padding
 from dew.training.sharding import place_batch
+from dew.training.signals import StopSignals, raise_stop
 from dew.typing import Batch, Variables
 
 PREVIEW = 2**31 - 1
@@ -38,42 +44,91 @@ def run_evaluation(
     ema: Variables | None = None,
     mesh: Mesh | None = None,
     preview: Callable[[object], None] | None = None,
+    signals: StopSignals | None = None,
 ) -> dict[str, float]:
     """Scores a whole validation set and returns the value of each metric.
 
     Every process takes part and gets the same result; each batch has its own key.
     `preview` is called with the objective's preview of the first batch, made with a
-    key of its own.
+    key of its own. Parts of the set may differ between processes, in batches and in
+    their rows: the result is that of the whole set in one process. A signal noted by
+    `signals` in one process ends the pass in all.
 
     Raises:
+        ProcessError: the data, the preview or a metric failed in another process.
+        Stopped: a process got a signal.
         TypeError: a metric reads another artifact than the objective's, or the
             objective evaluates to another than it declares.
         ValueError: the set is empty.
     """
-    _check(objective, evaluation)
+    signals = StopSignals() if signals is None else signals
+    with signals.phase("the evaluation's start"):
+        _check(objective, evaluation)
+        batches = iter(evaluation.batches())
     accumulated: dict[str, Any] = {}
-    for i, batch in enumerate(evaluation.batches()):
+    artifact: Any = None
+    for i in itertools.count():
+        # What one process does alone, between two collectives, is one phase.
+        batch, is_real = _next_batch(
+            batches, signals, partial(_accumulate, accumulated, evaluation, artifact)
+        )
+        if batch is None:
+            break
         placed = batch if mesh is None else place_batch(batch, mesh)
         now = Step(jax.numpy.int32(step), jax.random.fold_in(key, i), ema)
         scored = objective.evaluate(variables, placed, now)
         _check_artifact(objective, scored)
         if i == 0 and preview is not None:
             preview_step = replace(now, key=jax.random.fold_in(key, PREVIEW))
-            preview(objective.preview(variables, placed, preview_step, scored=scored))
+            with signals.phase("preview"):
+                preview(
+                    objective.preview(variables, placed, preview_step, scored=scored)
+                )
         if not evaluation.metrics:
             return {}
-        artifact = _on_host(scored)
-        for name, metric in evaluation.metrics.items():
-            contribution = metric(artifact)
-            if name in accumulated:
-                contribution = metric.merge(accumulated[name], contribution)
-            accumulated[name] = contribution
-    if not accumulated:
-        raise ValueError("the validation set is empty: it yielded no batch")
-    return {
-        name: float(metric.finalize(accumulated[name]))
-        for name, metric in evaluation.metrics.items()
-    }
+        artifact = drop_padding(wait_with_processes(partial(_on_host, scored)), is_real)
+    with signals.phase("the metrics"):
+        if not accumulated:
+            raise ValueError("the validation set is empty: it yielded no batch")
+        return {
+            name: float(metric.finalize(accumulated[name]))
+            for name, metric in evaluation.metrics.items()
+        }
+
+
+def _next_batch(
+    batches: Iterator[Batch], signals: StopSignals, before: Callable[[], None]
+) -> tuple[Batch | None, np.ndarray | None]:
+    """Takes a batch in every process, as large in each, after a call to `before`.
+
+    Returns the flags of its global rows as well, as `align` does.
+    """
+    batch: Batch | None = None
+    form = ""
+    fault: Exception | None = None
+    try:
+        before()
+        batch = next(batches, None)
+        if jax.process_count() > 1:
+            form = describe(batch)
+    except Exception as raised:
+        fault = raised
+    words = exchange_words("an evaluation's batch", signals.word or form, fault)
+    raise_stop(words)
+    return (batch, None) if len(words) == 1 else align(batch, words)
+
+
+def _accumulate(
+    accumulated: dict[str, Any], evaluation: Evaluation, artifact: Any
+) -> None:
+    """Adds what each metric makes of an artifact, None before the first."""
+    if artifact is None:
+        return
+    for name, metric in evaluation.metrics.items():
+        contribution = metric(artifact)
+        if name in accumulated:
+            contribution = metric.merge(accumulated[name], contribution)
+        accumulated[name] = contribution
 
 
 def _check(objective: AnyObjective, evaluation: Evaluation) -> None:

@@ -40,13 +40,16 @@ class Feed:
         self._mesh = mesh
         self._needed = needed
         self._first: Batch | None = None
+        self._before: dict[str, object] | None = None
         self._spec: dict[str, str] = {}
         self.ended = False
 
     def peek(self) -> Batch:
         """Returns the first batch, which the next `take` returns again."""
         if self._first is None:
+            before = self.position()
             self._first = self.take()
+            self._before = before
         if self._first is None:
             raise TrainingError("the data is empty: it yielded no batch")
         return self._first
@@ -56,6 +59,9 @@ class Feed:
         if self._first is not None:
             first, self._first = self._first, None
             return first
+        if jax.process_count() > 1:
+            # Another process may not have a batch, and then this one goes back.
+            self._before = self.position()
         try:
             batch = next(self._data)
         except StopIteration:
@@ -69,6 +75,13 @@ class Feed:
             return place_batch(arrays, self._mesh)
         return {name: jax.numpy.asarray(array) for name, array in arrays.items()}
 
+    def put_back(self, batch: Batch) -> None:
+        """Takes a batch back, which the next `take` returns again.
+
+        Under several processes only, which keep the position before each batch.
+        """
+        self._first = batch
+
     def check_resumable(self) -> None:
         """Raises a TypeError where the data's position cannot be saved."""
         if not isinstance(self._data, Resumable):
@@ -78,7 +91,12 @@ class Feed:
             )
 
     def position(self) -> dict[str, object] | None:
-        """Returns the data's position for a checkpoint, None where it has none."""
+        """Returns the data's position for a checkpoint, None where it has none.
+
+        A batch that was peeked at, or put back, comes after it.
+        """
+        if self._first is not None:
+            return self._before
         return self._data.get_state() if isinstance(self._data, Resumable) else None
 
     def go_to(self, position: dict[str, object]) -> None:

@@ -1,7 +1,6 @@
 """The training loop: it dispatches steps, and waits only where something is due."""
 
-import signal
-import threading
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key
 
 from dew.objectives.base import AnyObjective
+from dew.processes import (
+    exchange_words,
+    process_phase,
+    process_run,
+    wait_with_processes,
+)
 from dew.state import TrainState
 from dew.training.callbacks import Callback
 from dew.training.checkpoint import Checkpoints
@@ -27,12 +32,17 @@ from dew.training.intervals import Intervals
 from dew.training.logs import Log, RunLog, TrainingError
 from dew.training.optimizers import Optimizer
 from dew.training.sharding import DECODER_RULES, Rules, shardings_of
+from dew.training.signals import Stopped, StopSignals, raise_stop, stop_signals
 from dew.training.step import Report, TrainStep
 from dew.training.trackers import Tracker, TrackerGroup, join_trackers
 from dew.typing import Batch, Path
 
 Attempt: TypeAlias = Callable[[TrainState, Batch], tuple[TrainState, Report]]
 """The signature of `TrainStep.attempt`, compiled or not."""
+
+
+ENDED = "ended"
+"""The word of a process whose data has ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +55,7 @@ class Run:
     log: RunLog
     intervals: Intervals
     evaluations: Mapping[str, Evaluation]
-    terminated: threading.Event
+    signals: StopSignals
     held: frozenset[Path]
 
 
@@ -88,6 +98,7 @@ class Trainer:
     run_config: Mapping[str, object] = field(default_factory=dict)
     callbacks: Sequence[Callback] = ()
     derived: Callable[[Log], Mapping[str, float]] | None = None
+    _saved: int | None = field(default=None, init=False, repr=False)
 
     def fit(
         self,
@@ -105,53 +116,81 @@ class Trainer:
 
         Evaluations run every `eval_every` commits and after the last. With `resume`,
         the run continues from the newest checkpoint, the data's position included.
-        SIGTERM saves a checkpoint and exits with status 143. `profile` is a folder for
-        jax's profiler, which records the second commit after the start.
+        `profile` is a folder for jax's profiler, which records the second commit after
+        the start.
+
+        SIGTERM and Ctrl-C, in any process, stop all of them after the same microbatch;
+        a checkpoint is saved if there is a commit that has none yet. A second Ctrl-C
+        ends the process at once. An exception in one process ends all.
 
         Raises:
             ValueError: the folder of checkpoints is in use and `resume` is not set, or
                 a batch has other keys, shapes or dtypes than the first.
             TrainingError: the data ended early, or too many microbatches or windows in
                 a row were rejected or dropped.
+            ProcessError: another process failed, or no longer answers.
+            SystemExit: a signal stopped the run; the status is 143 after SIGTERM and
+                130 after Ctrl-C.
         """
         _check_periods(steps=steps, log_every=log_every, eval_every=eval_every)
         feed = Feed(data, self.mesh, set(self.objective.inputs))
-        with _sigterm() as terminated, self._open_tracker() as tracker:
-            state, attempt, held = self._start(feed, resume)
-            commits = int(state.commits)
-            run = Run(
-                attempt=attempt,
-                feed=feed,
-                tracker=tracker,
-                log=RunLog(self.max_rejections),
-                intervals=Intervals(
-                    first=commits + 1,
-                    last=steps,
-                    log=log_every,
-                    evaluate=eval_every if evaluations else None,
-                    save=self.checkpoints.every if self.checkpoints else None,
-                    profile=profile,
-                ),
-                evaluations=evaluations or {},
-                terminated=terminated,
-                held=held,
-            )
-            tracker.start(self.run_config, step=commits)
-            for callback in self.callbacks:
-                callback.on_start(commits, steps)
+        try:
+            with (
+                stop_signals() as signals,
+                process_run("the run"),
+                self._open_tracker() as tracker,
+            ):
+                state, attempt, held = self._start(feed, resume, signals)
+                commits = int(state.commits)
+                run = Run(
+                    attempt=attempt,
+                    feed=feed,
+                    tracker=tracker,
+                    log=RunLog(self.max_rejections),
+                    intervals=Intervals(
+                        first=commits + 1,
+                        last=steps,
+                        log=log_every,
+                        evaluate=eval_every if evaluations else None,
+                        save=self.checkpoints.every if self.checkpoints else None,
+                        profile=profile,
+                    ),
+                    evaluations=evaluations or {},
+                    signals=signals,
+                    held=held,
+                )
+                return self._run(state, run, eval_on_start=eval_on_start)
+        except Stopped as stopped:
+            raise SystemExit(128 + stopped.number) from None
+
+    def _run(self, state: TrainState, run: Run, *, eval_on_start: bool) -> TrainState:
+        """Calls the hooks of the start, and trains to the last commit."""
+        commits, steps = int(state.commits), run.intervals.last
+        self._saved = commits if commits else None
+        try:
+            with run.signals.phase("the start"):
+                run.tracker.start(self.run_config, step=commits)
+                for callback in self.callbacks:
+                    callback.on_start(commits, steps)
             if run.evaluations and eval_on_start and commits == 0:
                 self._evaluate(state, run)
             run.log.restart()
             while commits < steps:
                 goal = run.intervals.next(commits)
                 with run.intervals.profiler(commits):
-                    state = self._advance(state, run, goal)
+                    state, words = self._advance(state, run, goal)
                 commits = int(state.commits)
-                self._stop_if_over(state, run)
+                raise_stop(words)
+                if commits < steps and ENDED in words:
+                    self._end_early(state, run, words)
                 if commits == goal:
                     self._log_evaluate_save(state, run)
-        if self.checkpoints is not None:
-            self.checkpoints.wait()
+            self._wait_for_checkpoints()
+            with run.signals.phase("the end"):
+                pass
+        except Stopped as stopped:
+            self._stop(state, run, stopped)
+            raise
         return state
 
     @cached_property
@@ -172,29 +211,37 @@ class Trainer:
         return self._step.attempt
 
     def _start(
-        self, feed: Feed, resume: bool
+        self, feed: Feed, resume: bool, signals: StopSignals
     ) -> tuple[TrainState, Attempt, frozenset[Path]]:
         """Returns the state of a new run or of the newest checkpoint, and the step.
 
         Beside them are the paths of the leaves that the run holds.
         """
         saved = self.checkpoints
-        if saved is None:
-            if resume:
+        with signals.phase("the first batch"):
+            if saved is not None:
+                feed.check_resumable()
+                self._check_folder(saved, resume)
+            elif resume:
                 raise ValueError("resume=True needs Trainer(checkpoints=…)")
-            return self._build(feed.peek())
-        feed.check_resumable()
-        if saved.latest() is None:
-            return self._build(feed.peek())
-        if not resume:
+            batch = feed.peek()
+        state, attempt, held = self._build(batch)
+        if saved is not None and saved.latest() is not None:
+            new = state
+            state, position = wait_with_processes(
+                lambda: saved.restore(new, self.objective, held=held)
+            )
+            with signals.phase("the data's position"):
+                feed.go_to(position)
+        return state, attempt, held
+
+    def _check_folder(self, saved: Checkpoints, resume: bool) -> None:
+        """Raises where the folder of checkpoints holds a run that is not resumed."""
+        if saved.latest() is not None and not resume:
             raise ValueError(
                 f"{saved.folder} already holds commit {saved.latest()}: pass "
                 "resume=True to go on from it, or give another folder"
             )
-        state, attempt, held = self._build(feed.peek())
-        state, position = saved.restore(state, self.objective, held=held)
-        feed.go_to(position)
-        return state, attempt, held
 
     def _build(self, batch: Batch) -> tuple[TrainState, Attempt, frozenset[Path]]:
         """Builds the initial state inside one JIT, and the step that takes its memory.
@@ -225,47 +272,98 @@ class Trainer:
         attempt = jax.jit(self._attempt, donate_argnums=0, out_shardings=out)
         return with_held(build(initializer, self.key, batch), attempt)
 
-    def _advance(self, state: TrainState, run: Run, goal: int) -> TrainState:
-        """Dispatches what it takes to reach `goal` commits if nothing is rejected."""
+    def _advance(
+        self, state: TrainState, run: Run, goal: int
+    ) -> tuple[TrainState, list[str]]:
+        """Dispatches what it takes to reach `goal` commits if nothing is rejected.
+
+        Returns the last words of all processes as well: a signal's number or `ENDED`
+        where one of them does not go on.
+        """
         commits = int(state.commits)
+        words: list[str] = []
         # A resumed window already holds some of its microbatches.
         in_window = 0 if state.window is None else int(state.window.count)
         for _ in range((goal - commits) * self.accumulation - in_window):
-            batch = None if run.terminated.is_set() else run.feed.take()
+            batch, words = self._next_batch(run)
             if batch is None:
                 break
             state, report = run.attempt(state, batch)
             run.log.add(report, _tokens(batch))
-        run.log.read(commits, state.variables["params"])
-        return state
+        # Reading waits for the collectives of all steps so far.
+        params = state.variables["params"]
+        with process_phase("the steps"):
+            wait_with_processes(lambda: run.log.read(commits, params))
+        return state, words
 
-    def _stop_if_over(self, state: TrainState, run: Run) -> None:
-        """Saves and stops the run after SIGTERM or the end of the data."""
+    def _next_batch(self, run: Run) -> tuple[Batch | None, list[str]]:
+        """Takes a batch in every process, or in none; and what they say."""
+        batch: Batch | None = None
+        fault: Exception | None = None
+        word = run.signals.word
+        if not word:
+            try:
+                batch = run.feed.take()
+            except Exception as raised:
+                fault = raised
+            if batch is None and fault is None:
+                word = ENDED
+        words = exchange_words("the next batch", word, fault)
+        if any(words):
+            if batch is not None:
+                run.feed.put_back(batch)
+            return None, words
+        return batch, words
+
+    def _end_early(self, state: TrainState, run: Run, words: list[str]) -> None:
+        """Saves, and raises as the data ended before the last commit."""
         commits, steps = int(state.commits), run.intervals.last
-        ended = run.feed.ended and commits < steps
-        if not (run.terminated.is_set() or ended):
-            return
-        self._save(state, run, None)
-        if self.checkpoints is not None:
-            self.checkpoints.wait()
-        if run.terminated.is_set():
-            raise SystemExit(143)
-        saved = "" if self.checkpoints is None else "; a checkpoint was saved"
+        self._save_new(state, run)
+        ended = [str(i) for i, word in enumerate(words) if word == ENDED]
+        where = f" in process {', '.join(ended)}" if len(words) > 1 else ""
+        saved = "" if self._saved is None else "; a checkpoint was saved"
         raise TrainingError(
-            f"the data ended after {commits} of {steps} commits{saved}: give "
+            f"the data ended{where} after {commits} of {steps} commits{saved}: give "
             "more data, let it repeat, or ask for fewer steps"
         )
+
+    def _stop(self, state: TrainState, run: Run, stopped: Stopped) -> None:
+        """Saves what has no checkpoint yet, and says on stderr where the run is."""
+        self._save_new(state, run)
+        if jax.process_index():
+            return
+        where = f"after commit {int(state.commits)} of {run.intervals.last}"
+        kept = (
+            "nothing was saved, as the run has no checkpoints"
+            if self.checkpoints is None
+            else "there was no commit to save"
+            if self._saved is None
+            else f"its checkpoint is in {self.checkpoints.folder}"
+        )
+        print(f"stopped by {stopped} {where}; {kept}", file=sys.stderr, flush=True)
+
+    def _save_new(self, state: TrainState, run: Run) -> None:
+        """Saves a commit that has no checkpoint, and waits until all are on disk.
+
+        A window that is open after a saved commit is not saved: its microbatches are
+        taken anew when the run goes on, with the same random keys.
+        """
+        commits = int(state.commits)
+        if commits and commits != self._saved:
+            self._save(state, run, None)
+        self._wait_for_checkpoints()
+
+    def _wait_for_checkpoints(self) -> None:
+        if self.checkpoints is not None:
+            wait_with_processes(self.checkpoints.wait)
 
     def _log_evaluate_save(self, state: TrainState, run: Run) -> None:
         """Logs, evaluates and saves what is due at this commit."""
         commits, intervals = int(state.commits), run.intervals
         if intervals.is_log_due(commits):
             log = run.log.close(self._learning_rate(commits - 1))
-            if self.derived is not None:
-                log = replace(log, metrics={**log.metrics, **self.derived(log)})
-            _track(run.tracker, commits, "train", log.metrics)
-            for callback in self.callbacks:
-                callback.on_log(log)
+            with run.signals.phase("the log"):
+                self._log(log, run)
         began = time.perf_counter()
         metrics = None
         is_last = commits == intervals.last
@@ -275,6 +373,13 @@ class Trainer:
         if intervals.is_due(intervals.save, commits):
             self._save(state, run, metrics)
         run.log.skip(time.perf_counter() - began)
+
+    def _log(self, log: Log, run: Run) -> None:
+        if self.derived is not None:
+            log = replace(log, metrics={**log.metrics, **self.derived(log)})
+        _track(run.tracker, log.step, "train", log.metrics)
+        for callback in self.callbacks:
+            callback.on_log(log)
 
     def _evaluate(self, state: TrainState, run: Run) -> dict[str, float]:
         """Evaluates every named set; with an EMA, on its weights as well."""
@@ -296,11 +401,13 @@ class Trainer:
                     ema=averaged,
                     mesh=self.mesh,
                     preview=partial(self._preview, commits, label),
+                    signals=run.signals,
                 )
                 metrics |= {f"{label}/{metric}": v for metric, v in numbers.items()}
-        _track(run.tracker, commits, "eval", metrics)
-        for callback in self.callbacks:
-            callback.on_eval(commits, metrics)
+        with run.signals.phase("the evaluation's report"):
+            _track(run.tracker, commits, "eval", metrics)
+            for callback in self.callbacks:
+                callback.on_eval(commits, metrics)
         return metrics
 
     def _preview(self, step: int, name: str, preview: object) -> None:
@@ -314,15 +421,20 @@ class Trainer:
     ) -> None:
         if self.checkpoints is None:
             return
-        step = self.checkpoints.save(
-            state,
-            self.objective,
-            data=run.feed.position(),
-            metrics=metrics,
-            held=run.held,
+        checkpoints = self.checkpoints
+        with process_phase("the save"):
+            # Orbax's own wait for all processes comes after: it would be for ever.
+            wait_with_processes(checkpoints.wait)
+            position = run.feed.position()
+        step = wait_with_processes(
+            lambda: checkpoints.save(
+                state, self.objective, data=position, metrics=metrics, held=run.held
+            )
         )
-        for callback in self.callbacks:
-            callback.on_save(step)
+        self._saved = step
+        with process_phase("the save's report"):
+            for callback in self.callbacks:
+                callback.on_save(step)
 
     @contextmanager
     def _open_tracker(self) -> Iterator[TrackerGroup]:
@@ -365,17 +477,3 @@ def _tokens(batch: Batch) -> int:
     if "tokens" in batch:
         return batch["tokens"].size
     return len(next(iter(batch.values())))
-
-
-@contextmanager
-def _sigterm() -> Iterator[threading.Event]:
-    """Sets a flag on SIGTERM, in place of the process's own handler, in its block."""
-    flag = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield flag
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: flag.set())
-    try:
-        yield flag
-    finally:
-        signal.signal(signal.SIGTERM, before)
