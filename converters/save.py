@@ -74,7 +74,7 @@ def export(
         dtype=None if dtype is None else np.dtype(dtype),
     )
     export.check_variables()
-    shards = export.shards(_bytes_of(max_shard_size))
+    shards = export.shards(bytes_of(max_shard_size))
     target = Path(folder).expanduser().absolute()
     with gathering():
         if jax.process_index():
@@ -325,7 +325,12 @@ def _split_by_size(specs: Mapping[str, Spec], limit: int) -> dict[str, list[str]
     }
 
 
-def _bytes_of(size: int | str | None) -> int | None:
+def bytes_of(size: int | str | None) -> int | None:
+    """Returns a size such as "5GB" in bytes; None stays None.
+
+    Raises:
+        ValueError: the text is no size.
+    """
     if size is None or type(size) is int:
         return size
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?B?)\s*", str(size).upper())

@@ -61,6 +61,24 @@ class RunFolder:
         """The run's settings, sources and versions: run.json."""
         return self.path / "run.json"
 
+    def refusal(self, *, resume: bool) -> str | None:
+        """Returns why no run can begin in the folder; None where one can.
+
+        Whether a run that is resumed has the same settings is left to `begin`.
+        """
+        if self.record.exists():
+            if resume:
+                return None
+            return (
+                f"{self.path} holds a run already: pass --resume to go on with it, "
+                "or give another --out"
+            )
+        if self.path.exists() and not self.path.is_dir():
+            return f"{self.path} is a file, and a run is a folder"
+        if self.path.exists() and any(self.path.iterdir()):
+            return f"{self.path} is in use and holds no run of ours"
+        return None
+
     def begin(
         self,
         config: Mapping[str, Any],
@@ -94,15 +112,11 @@ class RunFolder:
         model: TrainedModel,
         resume: bool,
     ) -> None:
+        refusal = self.refusal(resume=resume)
+        if refusal is not None:
+            raise ValueError(refusal)
         if self.record.exists():
-            if not resume:
-                raise ValueError(
-                    f"{self.path} holds a run already: pass --resume to go on with it, "
-                    "or give another --out"
-                )
             self._check_same(config, sources)
-        elif self.path.exists() and any(self.path.iterdir()):
-            raise ValueError(f"{self.path} is in use and holds no run of ours")
         self.path.mkdir(parents=True, exist_ok=True)
         versions = {name: importlib.metadata.version(name) for name in VERSIONS}
         record = {

@@ -21,7 +21,7 @@ def write_atomically(folder: Path, *, overwrite: bool = False) -> Iterator[Path]
         ValueError: `folder` exists, is neither empty nor an earlier certified export,
             and `overwrite` is false.
     """
-    _check_free(folder, overwrite)
+    check_free(folder, overwrite)
     folder.parent.mkdir(parents=True, exist_ok=True)
     mark = secrets.token_hex(4)
     partial = folder.parent / f".{folder.name}.partial-{mark}"
@@ -46,7 +46,12 @@ def _put_in_place(partial: Path, folder: Path, old: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _check_free(folder: Path, overwrite: bool) -> None:
+def check_free(folder: Path, overwrite: bool) -> None:
+    """Refuses to write to a folder that holds anything but an earlier export.
+
+    Raises:
+        ValueError: the path is a file, or a folder in use and `overwrite` is false.
+    """
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise ValueError(
             f"{folder} is not a folder; choose another name for the export"

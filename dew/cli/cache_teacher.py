@@ -16,6 +16,13 @@ from jax.experimental import multihost_utils
 from rich.console import Console
 
 from dew.api import Road
+from dew.cli.inputs import (
+    model_faults,
+    not_positive,
+    refuse,
+    text_faults,
+    too_small,
+)
 from dew.cli.load import Precision, eos_of, load_to_train, num_rows, texts, tokenizer_of
 from dew.cli.report import show
 from dew.converters.open_folder import open_folder
@@ -62,7 +69,7 @@ class CacheTeacher:
     compression: Path | None = None
     """compression_config.yaml of the --captured files, if they are compressed."""
     top_k: int = 16
-    """Number of tokens stored at every position, or drawn there."""
+    """Number of tokens stored at every position, at most all, or drawn there."""
     policy: Policy = "top_k"
     """Tokens to store: top_k is the most likely ones with the mass of all others,
     sampled is draws from the teacher's distribution."""
@@ -90,18 +97,71 @@ class CacheTeacher:
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print one JSON object instead of a table."""
 
+    def check(self) -> None:
+        """Raises one ValueError that names every fault of flags and files."""
+        faults = model_faults(
+            "--teacher",
+            self.teacher,
+            road=self.road,
+            needs_tokenizer=True,
+            needs_weights=not self.captured,
+        )
+        if bool(self.data) == bool(self.captured):
+            faults.append("give --data or --captured, and not both")
+        if self.data:
+            faults += text_faults("--data", self.data)
+        faults += [
+            f"--captured: {file} does not exist"
+            for file in self.captured
+            if not file.is_file()
+        ]
+        if self.compression is not None:
+            try:
+                Compression.read(self.compression)
+            except (ValueError, TypeError, OSError) as fault:
+                faults.append(f"--compression: {fault}")
+        faults += too_small(self, 1, "top_k", "batch_size", "shard_rows")
+        faults += too_small(self, 2, "seq_len") + too_small(self, 0, "seed")
+        refuse([*faults, *not_positive(self, "temperature"), *self._out_faults()])
+
+    def _out_faults(self) -> list[str]:
+        """Returns why the cache cannot be written, or continued with these flags."""
+        if not self.out.exists() or not any(self.out.iterdir()):
+            return []
+        try:
+            binding = Manifest.read(self.out).binding
+        except (ValueError, TypeError, OSError) as fault:
+            return [f"--out: {fault}"]
+        if self.captured:
+            return []
+        given = {
+            "seq_len": self.seq_len,
+            "k": self._kept(binding.vocab),
+            "temperature": self.temperature,
+            "policy": self.policy,
+            "precision": self.precision,
+        }
+        return [
+            f"--out: {self.out} is a cache of something else: {name} was "
+            f"{getattr(binding, name)!r} and is {value!r}"
+            for name, value in given.items()
+            if getattr(binding, name) != value
+        ]
+
+    def _kept(self, vocab: int) -> int:
+        """Returns how many tokens are stored: all classes where there are fewer."""
+        return min(self.top_k, vocab) if self.policy == "top_k" else self.top_k
+
     def run(self) -> int:
         """Scores the text with the teacher, writes the cache and prints its figures."""
         console = Console(stderr=True, quiet=jax.process_index() > 0)
-        if bool(self.data) == bool(self.captured):
-            raise ValueError("give --data or --captured, and not both")
         if self.captured:
             with process_phase("converting captured scores"):
                 if jax.process_index() == 0:
                     self._report(self._from_captured(), "captured scores")
             return 0
-        source = load_to_train(self.teacher, dtype=self.dtype, road=self.road)
         documents = texts(self.data, field=self.text_field, console=console)
+        source = load_to_train(self.teacher, dtype=self.dtype, road=self.road)
         data = evaluation_batches(
             documents,
             tokenizer=tokenizer_of(source),
@@ -173,7 +233,7 @@ class CacheTeacher:
             order=data.get_state()["stream"],
             seq_len=self.seq_len,
             vocab=num_rows(source),
-            k=self.top_k,
+            k=self._kept(num_rows(source)),
             temperature=self.temperature,
             policy=self.policy,
             precision=self.precision,

@@ -8,6 +8,13 @@ import tyro
 from rich.console import Console
 
 from dew.api import Road
+from dew.cli.inputs import (
+    model_faults,
+    not_positive,
+    refuse,
+    text_faults,
+    too_small,
+)
 from dew.cli.load import (
     common_vocabulary,
     eos_of,
@@ -17,9 +24,10 @@ from dew.cli.load import (
     tokenizer_of,
 )
 from dew.cli.report import show
-from dew.cli.terms import parse_terms
+from dew.cli.terms import parse_terms, term_faults
 from dew.converters.pretrained import Pretrained
 from dew.data import evaluation_batches
+from dew.data.documents import Documents
 from dew.losses.hidden_states import even_layers
 from dew.objectives.causal_lm import CausalLM
 from dew.objectives.distillation.check import Row, check_distillation
@@ -52,9 +60,22 @@ class Check:
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print one JSON object instead of a table."""
 
+    def check(self) -> None:
+        """Raises one ValueError that names every fault of flags and files."""
+        faults = term_faults(self.terms)
+        faults += model_faults(
+            "--teacher", self.teacher, road=self.teacher_road, needs_tokenizer=True
+        )
+        faults += model_faults(
+            "--student", self.student, road=self.road, needs_tokenizer=True
+        )
+        faults += text_faults("--data", self.data) + not_positive(self, "temperature")
+        refuse([*faults, *too_small(self, 1, "rows"), *too_small(self, 2, "seq_len")])
+
     def run(self) -> int:
         """Prints a row for each check; returns 1 if any did not pass, else 0."""
         console = Console(stderr=True)
+        documents = texts(self.data, field=self.text_field, console=console)
         # Scanned: a dozen programs are compiled for few rows of short texts.
         student = load_to_train(
             self.student, dtype="float32", road=self.road, stack="scanned"
@@ -63,7 +84,7 @@ class Check:
             self.teacher, dtype="float32", road=self.teacher_road, stack="scanned"
         )
         with console.status("checking"):
-            found = self._rows(student, teacher, console)
+            found = self._rows(student, teacher, documents)
         table = [
             (
                 row.name if row.passed else f"FAILED: {row.name}",
@@ -81,7 +102,7 @@ class Check:
         return 1 if failed else 0
 
     def _rows(
-        self, student: Pretrained, teacher: Pretrained, console: Console
+        self, student: Pretrained, teacher: Pretrained, documents: Documents
     ) -> list[Row]:
         try:
             vocabulary = common_vocabulary(student, teacher)
@@ -103,16 +124,16 @@ class Check:
         return check_distillation(
             sides[0],
             sides[1],
-            self._batch(student, console),
+            self._batch(student, documents),
             terms=terms,
             vocabulary=vocabulary,
         )
 
-    def _batch(self, student: Pretrained, console: Console) -> Mapping[str, Any]:
+    def _batch(self, student: Pretrained, documents: Documents) -> Mapping[str, Any]:
         """The first rows of the text, without segments: one text a row."""
         batch = next(
             evaluation_batches(
-                texts(self.data, field=self.text_field, console=console),
+                documents,
                 tokenizer=tokenizer_of(student),
                 seq_len=self.seq_len,
                 batch_size=self.rows,

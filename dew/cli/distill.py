@@ -11,7 +11,16 @@ from rich.console import Console
 
 from dew import api as roads
 from dew.cli.flags import TrainingFlags
+from dew.cli.inputs import (
+    local_folder,
+    model_faults,
+    not_positive,
+    refuse,
+    text_faults,
+    too_small,
+)
 from dew.cli.load import (
+    blocks_in,
     common_vocabulary,
     configured_blocks,
     load_to_train,
@@ -23,22 +32,30 @@ from dew.cli.load import (
 from dew.cli.lora_flags import trained_by
 from dew.cli.report import show
 from dew.cli.teacher_time import Watch, seconds_a_token, waited
-from dew.cli.terms import parse_terms
-from dew.cli.train import prepare_model, text_batches, train
+from dew.cli.terms import STATE_TERMS, TERMS, parse_terms, term_faults, term_names
+from dew.cli.train import open_texts, prepare_model, text_batches, train
 from dew.converters.folder.folder import Folder
 from dew.converters.open_folder import open_folder
 from dew.converters.pretrained import Pretrained
 from dew.data import Batches
 from dew.data.retokenize import Retokenized
-from dew.data.teacher_cache import CachedBatches, TeacherCache, tokenizer_hash
+from dew.data.teacher_cache import (
+    Binding,
+    CachedBatches,
+    Manifest,
+    TeacherCache,
+    tokenizer_hash,
+)
 from dew.losses.hidden_states import LayerPairs, StateTerm, even_layers
-from dew.losses.scores import OwnProbabilities
+from dew.losses.scores import DenseScores, OwnProbabilities, misfit
+from dew.losses.sparse_scores import TopKScores
 from dew.losses.term import Term
 from dew.objectives.causal_lm import CausalLM
 from dew.objectives.distillation.cross_tokenizer import CrossTokenizerTeacher
 from dew.objectives.distillation.objective import Distillation
 from dew.objectives.distillation.on_policy import OnPolicy
 from dew.objectives.distillation.teachers import (
+    FORMS,
     ModelTeacher,
     PrecomputedTeacher,
     Teacher,
@@ -84,7 +101,8 @@ class Distill(TrainingFlags):
     def run(self) -> int:
         """Trains, exports, certifies and prints the figures, on the first process."""
         console = Console(stderr=True, quiet=jax.process_index() > 0)
-        self._check()
+        given = open_texts(self, console)
+        cache = None if self.cache is None else TeacherCache(self.cache)
         student = load_to_train(
             self.student,
             dtype=self.dtype,
@@ -95,7 +113,11 @@ class Distill(TrainingFlags):
         student = prepare_model(self, student)
         source = self._teacher_source(console)
         terms = self._terms(student, source)
-        taught = self._taught(student, source, terms, console)
+        if cache is not None:
+            taught = self._from_cache(cache, student)
+        else:
+            data = text_batches(self, student, given.training)
+            taught = self._taught(student, source, terms, data, console)
         objective = Distillation(
             student=CausalLM(
                 source=student, seq_len=self.seq_len, trainable=trained_by(student)
@@ -111,6 +133,7 @@ class Distill(TrainingFlags):
             objective,
             student,
             taught.data,
+            held_out=given.held_out,
             sources=tuple(s for s in (student, source) if s is not None),
             hashes=taught.hashes,
             derived=watch,
@@ -129,8 +152,27 @@ class Distill(TrainingFlags):
         show(f"distilled into {student.address}", rows, report, self.json)
         return 0
 
-    def _check(self) -> None:
-        """Refuses flags that do not go together, all at once."""
+    def check(self) -> None:
+        """Raises one ValueError that names every fault of flags and files."""
+        faults = self._flag_faults() + term_faults(self.terms) + self._term_misfits()
+        faults += not_positive(self, "temperature") + self.faults()
+        faults += too_small(self, 1, "chunk", "top_k", "on_policy_tokens")
+        if self.data:
+            faults += text_faults("--data", self.data)
+        faults += model_faults(
+            "--student", self.student, road=self.road, needs_tokenizer=True
+        )
+        if self.teacher is not None:
+            faults += model_faults(
+                "--teacher",
+                self.teacher,
+                road="auto" if self.teacher_road == "live" else self._road_in_step,
+                needs_tokenizer=self.teacher_road != "live",
+            )
+        refuse([*faults, *self._pair_faults()])
+
+    def _flag_faults(self) -> list[str]:
+        """Returns a message for flags that do not go together or are out of range."""
         is_cached = self.teacher_road == "cache"
         faults = []
         if is_cached != (self.cache is not None):
@@ -143,8 +185,104 @@ class Distill(TrainingFlags):
             faults.append(
                 f"--on-policy needs a teacher in the step, not {self.teacher_road}"
             )
-        if faults:
-            raise ValueError("; ".join(faults))
+        if not 0 <= self.on_policy <= 1:
+            faults.append(f"--on-policy must be from 0 to 1, got {self.on_policy:g}")
+        if self.on_policy and (self.on_policy_tokens or 0) >= self.seq_len:
+            faults.append(
+                f"--on-policy-tokens must leave room for a prompt in {self.seq_len} "
+                f"--seq-len, got {self.on_policy_tokens}"
+            )
+        if self.teacher_road == "live" and not roads.has_torch():
+            faults.append(
+                f"--teacher-road live needs torch and transformers: {roads.INSTALL}"
+            )
+        return faults
+
+    def _term_misfits(self) -> list[str]:
+        """Returns a message for each term that the teacher's road cannot serve."""
+        names, road = term_names(self.terms), self.teacher_road
+        scores = self._scores_type
+        faults = [
+            f"--terms {name} with --teacher-road {road}: "
+            + misfit(term, term.needs_scores, scores)
+            for name in sorted(names & set(TERMS))
+            for term in [TERMS[name](1.0)]
+            if term.needs_scores is not None
+            and scores is not None
+            and not issubclass(scores, term.needs_scores)
+        ]
+        states = sorted(names & set(STATE_TERMS))
+        if road == "cache" and states:
+            faults.append(
+                f"--terms {', '.join(states)}: a cache keeps neither hidden states nor "
+                "attention; use another --teacher-road"
+            )
+        elif "attention" in states and (road != "native" or self.road == "lowered"):
+            faults.append(
+                "--terms attention needs both models on the native road, which keeps "
+                f"attention maps; give --teacher-road native, and no --road lowered, "
+                f"got {road} and {self.road}"
+            )
+        if self.chunk is not None:
+            whole = sorted(names & {"uld", "student_loss", "attention"})
+            faults += [
+                f"--terms {name} cannot be chunked: omit --chunk" for name in whole
+            ]
+        return faults
+
+    @property
+    def _scores_type(self) -> type | None:
+        """The form of the teacher's scores; None where a cache does not tell."""
+        if self.teacher_road != "cache":
+            return TopKScores if self.teacher_road == "live" else DenseScores
+        binding = self._binding
+        return None if binding is None else FORMS[binding.policy]
+
+    @cached_property
+    def _binding(self) -> Binding | None:
+        """What the manifest of --cache says; None where there is none to read."""
+        try:
+            return None if self.cache is None else Manifest.read(self.cache).binding
+        except (ValueError, OSError, TypeError, KeyError):
+            return None
+
+    def _pair_faults(self) -> list[str]:
+        """Returns what the student and its teacher's folder or cache tell of a misfit.
+
+        Folders that are not on this machine tell nothing yet.
+        """
+        student = local_folder(self.student)
+        if self.cache is not None:
+            return self._cache_faults(self.cache, student)
+        teacher = None if self.teacher is None else local_folder(self.teacher)
+        if student is None or teacher is None:
+            return []
+        counts = blocks_in(student.config), blocks_in(teacher.config)
+        if term_names(self.terms) & set(STATE_TERMS) and None not in counts:
+            try:
+                even_layers(counts[0] or 0, counts[1] or 0)
+            except ValueError as fault:
+                return [f"--terms over hidden states or attention: {fault}"]
+        return []
+
+    def _cache_faults(self, cache: Path, student: Folder | None) -> list[str]:
+        try:
+            manifest = Manifest.read(cache)
+        except (ValueError, OSError, TypeError, KeyError) as fault:
+            return [f"--cache: {fault}"]
+        expected: dict[str, object] = {
+            "seq_len": self.seq_len,
+            "temperature": self.temperature,
+        }
+        if student is not None and student.tokenizer is not None:
+            expected["tokenizer"] = tokenizer_hash(student.tokenizer)
+        faults = [f"--cache {cache}: {f}" for f in manifest.binding.unlike(**expected)]
+        if not manifest.is_complete:
+            faults.append(
+                f"--cache {cache} is not complete; run dew cache-teacher again and it "
+                "goes on"
+            )
+        return faults
 
     @property
     def _on_policy(self) -> OnPolicy | None:
@@ -164,7 +302,7 @@ class Distill(TrainingFlags):
             return None
         with console.status("loading the teacher"):
             return load_to_train(
-                self.teacher, dtype=self.dtype, road=self.teacher_road_in_step
+                self.teacher, dtype=self.dtype, road=self._road_in_step
             )
 
     def _taught(
@@ -172,12 +310,10 @@ class Distill(TrainingFlags):
         student: Pretrained,
         source: Pretrained | None,
         terms: tuple[Term, ...],
+        data: Batches,
         console: Console,
     ) -> "_Taught":
         """The teacher as the objective takes it, and the data with it."""
-        if self.cache is not None:
-            return self._from_cache(self.cache, student)
-        data = text_batches(self, student, console)
         if source is None:
             return self._live(data, terms)
         objective = CausalLM(source=source, seq_len=self.seq_len)
@@ -242,12 +378,11 @@ class Distill(TrainingFlags):
         return lambda log: seconds * log.tokens
 
     @property
-    def teacher_road_in_step(self) -> roads.Road:
+    def _road_in_step(self) -> roads.Road:
         """The teacher's way into JAX, where it takes one."""
         return "lowered" if self.teacher_road == "lowered" else "native"
 
-    def _from_cache(self, folder: Path, student: Pretrained) -> "_Taught":
-        cache = TeacherCache(folder)
+    def _from_cache(self, cache: TeacherCache, student: Pretrained) -> "_Taught":
         cache.require(
             tokenizer=tokenizer_hash(tokenizer_of(student)),
             seq_len=self.seq_len,

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from dew.api import Road
+from dew.cli.inputs import model_faults, refuse, text_faults, too_small
 from dew.cli.load import (
     Precision,
     eos_of,
@@ -48,12 +49,22 @@ class Eval:
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print one JSON object instead of a table."""
 
+    def check(self) -> None:
+        """Raises one ValueError that names every fault of flags and files."""
+        faults = model_faults(
+            "--model", self.model, road=self.road, needs_tokenizer=True
+        )
+        faults += text_faults("--data", self.data)
+        refuse(
+            [*faults, *too_small(self, 1, "batch_size"), *too_small(self, 2, "seq_len")]
+        )
+
     def run(self) -> int:
         """Scores the text and prints its perplexity."""
         console = Console(stderr=True, quiet=jax.process_index() > 0)
-        source = load_to_train(self.model, dtype=self.dtype, road=self.road)
         mesh = _process_mesh()
         documents = texts(self.data, field=self.text_field, console=console)
+        source = load_to_train(self.model, dtype=self.dtype, road=self.road)
         evaluation = Evaluation(
             batches=lambda: evaluation_batches(
                 documents,

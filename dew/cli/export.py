@@ -10,8 +10,16 @@ import tyro
 from rich.console import Console
 
 from dew import api
+from dew.cli.inputs import (
+    local_folder,
+    model_faults,
+    output_faults,
+    refuse,
+    run_faults,
+)
 from dew.cli.report import show
 from dew.converters.lora.adapters import Adapted
+from dew.converters.save import bytes_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +40,32 @@ class Export:
     """Write only the adapter's folder; an error for a model without an adapter."""
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print one JSON object instead of a table."""
+
+    def check(self) -> None:
+        """Raises one ValueError that names every fault of flags and files."""
+        faults = output_faults(self.out)
+        if api.is_run(self.model):
+            faults += run_faults(self.model)
+        else:
+            faults += model_faults("MODEL", self.model)
+        try:
+            bytes_of(self.max_shard_size)
+        except ValueError as fault:
+            faults.append(f"--max-shard-size: {fault}")
+        if self.adapter_only and self.merge:
+            faults.append(
+                "--adapter-only writes the adapter alone, and --merge ends it"
+            )
+        whole = local_folder(self.model)
+        if whole is not None and not api.is_run(self.model):
+            if self.adapter_only:
+                faults.append(
+                    f"--adapter-only needs a model with an adapter, and {self.model} "
+                    "has none"
+                )
+            if self.merge:
+                faults.append(f"--merge: {self.model} has no adapter to merge")
+        refuse(faults)
 
     def run(self) -> int:
         """Exports and certifies the model, and prints the result."""
@@ -70,6 +104,18 @@ class Verify:
     """Text file with one prompt per line, whose continuations are compared too."""
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print the certificate as one JSON object instead of a table."""
+
+    def check(self) -> None:
+        """Raises one ValueError that names every fault of flags and files."""
+        faults = model_faults("FOLDER", self.folder)
+        if self.prompt_file is not None:
+            try:
+                _prompts(self.prompt_file)
+            except (ValueError, OSError) as fault:
+                faults.append(f"--prompt-file: {fault}")
+        if not api.has_torch():
+            faults.append(f"dew verify needs torch and transformers: {api.INSTALL}")
+        refuse(faults)
 
     def run(self) -> int:
         """Prints the certificate; returns 1 if the comparison did not pass."""

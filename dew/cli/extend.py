@@ -9,6 +9,7 @@ import tyro
 from rich.console import Console
 
 from dew import api
+from dew.cli.inputs import local_folder, model_faults, output_faults, refuse
 from dew.cli.load import tokenizer_of
 from dew.cli.report import show
 
@@ -27,6 +28,30 @@ class Extend:
     """Mark the tokens as special: decoding without special tokens omits them."""
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print one JSON object instead of a table."""
+
+    def check(self) -> None:
+        """Raises one ValueError that names every fault of flags and files."""
+        faults = model_faults(
+            "--model", self.model, road="native", needs_tokenizer=True
+        )
+        faults += output_faults(self.out)
+        if not self.add_tokens:
+            faults.append("--add-tokens names no token")
+        faults += [
+            f"--add-tokens: {token!r} is empty"
+            for token in self.add_tokens
+            if not token.strip()
+        ]
+        twice = {t for t in self.add_tokens if self.add_tokens.count(t) > 1}
+        faults += [f"--add-tokens: {t!r} is given twice" for t in sorted(twice)]
+        folder = local_folder(self.model)
+        if folder is not None and folder.tokenizer is not None:
+            faults += [
+                f"--add-tokens: {token!r} is in the vocabulary already"
+                for token in dict.fromkeys(self.add_tokens)
+                if folder.tokenizer.token_to_id(token) is not None
+            ]
+        refuse(faults)
 
     def run(self) -> int:
         """Extends, saves and certifies the model, and prints the new ids."""

@@ -7,10 +7,13 @@ from typing import Annotated, Literal
 import tyro
 
 from dew.api import Road
+from dew.cli.inputs import not_positive, text_faults, too_small
 from dew.cli.load import Precision, Stack
 from dew.cli.lora_flags import LoraFlags
 from dew.data import Packing
 from dew.nn.decoder import Remat
+from dew.runs import RunFolder
+from dew.training.trackers import TRACKERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +87,28 @@ class TrainingFlags:
     """Resume from the newest checkpoint in --out."""
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print one JSON object instead of a table."""
+
+    def faults(self) -> list[str]:
+        """Returns what is wrong with these flags and files, before any model loads."""
+        ones = ("steps", "batch_size", "accumulation", "log_every", "eval_every")
+        faults = too_small(self, 1, *ones, "checkpoint_every", "pad_vocab", "fsdp")
+        faults += too_small(self, 1, "tensor") + too_small(self, 2, "seq_len")
+        faults += too_small(self, 0, "warmup", "weight_decay", "seed")
+        faults += not_positive(self, "learning_rate", "clip_norm")
+        if not faults and self.warmup > self.steps:
+            faults.append(
+                f"--warmup must be at most the {self.steps} --steps, got {self.warmup}"
+            )
+        faults += [
+            f"--track: no tracker is called {name!r}; choose from {', '.join(TRACKERS)}"
+            for name in self.track
+            if name not in TRACKERS
+        ]
+        faults += self.lora.faults()
+        if self.eval_data:
+            faults += text_faults("--eval-data", self.eval_data)
+        run = RunFolder(self.out).refusal(resume=self.resume)
+        return [*faults, *([] if run is None else [f"--out: {run}"])]
 
     def config(self) -> dict[str, object]:
         """Returns the flags as JSON values, as they are recorded in run.json."""

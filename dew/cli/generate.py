@@ -9,6 +9,7 @@ import tyro
 from rich.console import Console
 
 from dew.api import Road
+from dew.cli.inputs import model_faults, refuse, too_small
 from dew.cli.load import Precision, load_to_train, tokenizer_of
 from dew.cli.report import show
 from dew.tasks.generation import TextGeneration
@@ -34,6 +35,14 @@ class Generate:
     """How the model is loaded into JAX; auto is native where it can, else lowered."""
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print one JSON object instead of a table."""
+
+    def check(self) -> None:
+        """Raises one ValueError that names every fault of flags and files."""
+        faults = model_faults(
+            "--model", self.model, road=self.road, needs_tokenizer=True
+        )
+        faults += too_small(self, 1, "max_new_tokens")
+        refuse([*faults, *too_small(self, 0, "temperature", "seed")])
 
     def run(self) -> int:
         """Generates a continuation and prints it with its speed."""

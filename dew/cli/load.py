@@ -1,6 +1,6 @@
 """Models, tokenizers and text from the addresses on a command line."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import file_digest, sha256
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -108,12 +108,19 @@ def configured_blocks(folder: Folder) -> int:
     Raises:
         ValueError: the config has no known field for it.
     """
-    for name in ("num_hidden_layers", "n_layer", "num_layers"):
-        if name in folder.config:
-            return int(folder.config[name])
-    raise ValueError(
-        f"the config of {folder.address} has no field for its number of blocks"
-    )
+    count = blocks_in(folder.config)
+    if count is None:
+        raise ValueError(
+            f"the config of {folder.address} has no field for its number of blocks"
+        )
+    return count
+
+
+def blocks_in(config: Mapping[str, Any]) -> int | None:
+    """Returns the number of blocks that a config states; None if it states none."""
+    names = ("num_hidden_layers", "n_layer", "num_layers")
+    counts = [config[name] for name in names if isinstance(config.get(name), int)]
+    return counts[0] if counts else None
 
 
 @runtime_checkable

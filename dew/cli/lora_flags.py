@@ -1,9 +1,10 @@
 """Flags of a LoRA adapter, trained while the model's weights stay frozen."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 import jax
 
+from dew.cli.inputs import flag, not_positive
 from dew.converters.lora import adapters
 from dew.converters.lora.config import ALL_LINEAR, Lora
 from dew.converters.pretrained import Pretrained
@@ -42,6 +43,21 @@ class LoraFlags:
             rslora=self.lora_rslora,
             to_save=self.lora_save,
         )
+
+    def faults(self) -> list[str]:
+        """Returns what is wrong with the settings, or that they lack a rank."""
+        if self.lora_rank is None:
+            given = [
+                flag(field.name)
+                for field in fields(self)
+                if getattr(self, field.name) != field.default
+            ]
+            return [f"{', '.join(given)} need --lora-rank"] if given else []
+        try:
+            settings = self.settings
+        except ValueError as fault:
+            return [f"--lora-rank and its like: {fault}"]
+        return [] if settings is None else not_positive(self, "lora_alpha")
 
     def adapt(self, source: Pretrained, seed: int) -> Pretrained:
         """Returns the model with a new adapter, or unchanged without --lora-rank."""

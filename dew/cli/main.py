@@ -11,7 +11,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import jax
 import tyro
-from rich.console import Console
 
 from dew.api import CertificationError
 from dew.cli.cache_teacher import CacheTeacher
@@ -23,6 +22,7 @@ from dew.cli.extend import Extend
 from dew.cli.generate import Generate
 from dew.cli.launch import Launch
 from dew.cli.launched import is_one_of_several, join_launched
+from dew.cli.parsing import complain, one_line_errors
 from dew.cli.pretrain import Pretrain
 from dew.cli.prune import Prune
 from dew.processes import (
@@ -30,6 +30,7 @@ from dew.processes import (
     leave_processes,
     name_lost_process,
     post_fault,
+    process_phase,
 )
 from dew.training.logs import TrainingError
 
@@ -58,6 +59,9 @@ SAID_IN_FULL = (
 )
 """Exceptions whose message says all there is to say."""
 
+DESCRIPTION = "The bridge between PyTorch and JAX for people who train models."
+"""First line of `dew --help`."""
+
 SEVERAL = (Pretrain, Distill, CacheTeacher, Eval)
 """Commands whose work several processes share."""
 
@@ -74,10 +78,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(command, Launch):
             command.check()
             # Once, before any process starts: a wrong flag is one message, not many.
-            _check_launched(_parse(command.command), command.processes)
+            launched = _parse(command.command)
+            _check_launched(launched, command.processes)
+            launched.check()
         elif is_one_of_several():
             _check_launched(command, 2)
         join_launched()
+        with process_phase("checking the command"):
+            command.check()
         return command.run()
     except KeyboardInterrupt as stopped:
         post_fault(stopped)
@@ -87,18 +95,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         post_fault(cause)
         if os.environ.get("DEW_TRACEBACK") or not isinstance(cause, SAID_IN_FULL):
             raise
-        _complain(str(cause))
+        complain(str(cause))
         return _leave(1 if _is_failed_check(cause) else 2)
 
 
 def _parse(arguments: Sequence[str] | None) -> Command:
-    return tyro.cli(
-        Command,
-        args=arguments,
-        prog="dew",
-        description="The bridge between PyTorch and JAX for people who train models.",
-        config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes),
-    )
+    with one_line_errors():
+        return tyro.cli(
+            Command,
+            args=arguments,
+            prog="dew",
+            description=DESCRIPTION,
+            config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes),
+        )
 
 
 def _check_launched(command: Command, count: int) -> None:
@@ -131,11 +140,6 @@ def _is_failed_check(fault: BaseException) -> bool:
     return isinstance(fault, CertificationError) or (
         is_other and f" {CertificationError.__name__}: " in str(fault)
     )
-
-
-def _complain(fault: str) -> None:
-    message = f"dew: error: {' '.join(fault.split())}"
-    Console(stderr=True).print(message, markup=False, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,11 @@ import jax
 from rich.console import Console
 
 from dew.cli.flags import TrainingFlags
+from dew.cli.inputs import model_faults, refuse, text_faults
 from dew.cli.load import load_to_train
 from dew.cli.lora_flags import trained_by
 from dew.cli.report import show
-from dew.cli.train import prepare_model, text_batches, train
+from dew.cli.train import open_texts, prepare_model, text_batches, train
 from dew.objectives.causal_lm import CausalLM
 
 
@@ -20,9 +21,18 @@ class Pretrain(TrainingFlags):
     model: str
     """Model to train: a Hugging Face folder, a hub id, or the folder of a dew run."""
 
+    def check(self) -> None:
+        """Raises one ValueError that names every fault of flags and files."""
+        faults = text_faults("--data", self.data)
+        faults += model_faults(
+            "--model", self.model, road=self.road, needs_tokenizer=True
+        )
+        refuse([*faults, *self.faults()])
+
     def run(self) -> int:
         """Trains, exports, certifies and reports; only the first process prints."""
         console = Console(stderr=True, quiet=jax.process_index() > 0)
+        given = open_texts(self, console)
         source = load_to_train(
             self.model,
             dtype=self.dtype,
@@ -35,7 +45,8 @@ class Pretrain(TrainingFlags):
             self,
             CausalLM(source=source, seq_len=self.seq_len, trainable=trained_by(source)),
             source,
-            text_batches(self, source, console),
+            text_batches(self, source, given.training),
+            held_out=given.held_out,
             sources=(source,),
             console=console,
         )

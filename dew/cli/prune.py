@@ -9,6 +9,14 @@ import tyro
 from rich.console import Console
 
 from dew import api
+from dew.cli.inputs import (
+    local_folder,
+    model_faults,
+    output_faults,
+    refuse,
+    too_small,
+)
+from dew.cli.load import blocks_in
 from dew.cli.report import show
 from dew.converters.surgery.prune_depth import num_layers, prune_layers, spread_layers
 from dew.converters.surgery.prune_widths import Widths
@@ -36,15 +44,45 @@ class Prune:
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print one JSON object instead of a table."""
 
-    def run(self) -> int:
-        """Cuts, saves and certifies the model, and prints its size."""
-        widths = Widths(mlp=self.mlp, kv_heads=self.kv_heads, embed=self.embed)
+    def check(self) -> None:
+        """Raises one ValueError that names every fault of flags and files."""
+        faults = model_faults("--model", self.model, road="native")
+        faults += output_faults(self.out)
+        faults += too_small(self, 1, "num_layers", "mlp", "kv_heads", "embed")
         selections = bool(self.layers) + (self.num_layers is not None)
-        if selections > 1 or (not selections and widths.is_whole):
-            raise ValueError(
+        if selections > 1 or (not selections and self._widths.is_whole):
+            faults.append(
                 "give --layers or --num-layers, not both, or a width to cut; got "
                 f"--layers {list(self.layers)} and --num-layers {self.num_layers}"
             )
+        refuse([*faults, *self._layer_faults()])
+
+    @property
+    def _widths(self) -> Widths:
+        return Widths(mlp=self.mlp, kv_heads=self.kv_heads, embed=self.embed)
+
+    def _layer_faults(self) -> list[str]:
+        """Returns the blocks that are named twice, or that the config does not have."""
+        faults = []
+        if len(set(self.layers)) < len(self.layers):
+            faults.append(f"--layers: a block is named twice in {list(self.layers)}")
+        folder = local_folder(self.model)
+        count = None if folder is None else blocks_in(folder.config)
+        if count is None:
+            return faults
+        strange = [i for i in self.layers if not 0 <= i < count]
+        if strange:
+            faults.append(f"--layers: {strange} are no blocks of 0 to {count - 1}")
+        if self.num_layers is not None and self.num_layers > count:
+            faults.append(
+                f"--num-layers must be at most the {count} blocks, got "
+                f"{self.num_layers}"
+            )
+        return faults
+
+    def run(self) -> int:
+        """Cuts, saves and certifies the model, and prints its size."""
+        widths = self._widths
         console = Console(stderr=True)
         source = api.load(self.model)
         count = num_layers(source)

@@ -1,5 +1,6 @@
 """Loss terms by their names on the command line."""
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -77,44 +78,70 @@ def parse_terms(
     Raises:
         ValueError: a word is not a term, or its weight is not a number; all are named.
     """
-    faults: list[str] = []
-    terms: list[Term] = []
-    for word in words:
-        name, _, number = word.partition("=")
-        weight = _weight(word, number, accumulation, faults)
-        if name in TERMS:
-            terms.append(replace(TERMS[name](temperature), weight=weight))
-        elif name in STATE_TERMS:
-            terms.append(replace(STATE_TERMS[name](pairs()), weight=weight))
-        else:
-            known = [*TERMS, *STATE_TERMS]
-            near = get_close_matches(name, known, n=1)
-            meant = f"; did you mean {near[0]}?" if near else ""
-            faults.append(f"{name!r} is none of {', '.join(known)}{meant}")
+    faults = term_faults(words)
     if faults:
-        raise ValueError("--terms: " + "; ".join(faults))
+        raise ValueError("; ".join(faults))
+    terms: list[Term] = []
+    for name, weight in map(_split, words):
+        made = TERMS[name](temperature) if name in TERMS else STATE_TERMS[name](pairs())
+        terms.append(replace(made, weight=_schedule(weight, accumulation)))
     return tuple(terms)
 
 
-MOVING = re.compile(r"(\w+):([^:@]+)->([^:@]+)@(\d+)")
+def term_faults(words: Sequence[str]) -> list[str]:
+    """Returns what is wrong with the words of `--terms`, without any model."""
+    if not words:
+        return ["--terms needs at least one term, such as kl"]
+    faults = []
+    for word in words:
+        name, weight = _split(word)
+        if name not in (*TERMS, *STATE_TERMS):
+            known = [*TERMS, *STATE_TERMS]
+            near = get_close_matches(name, known, n=1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            faults.append(f"--terms: {name!r} is none of {', '.join(known)}{meant}")
+        if not _is_weight(weight):
+            faults.append(
+                f"--terms: the weight in {word!r} must be a number, as in kl=0.5, or a "
+                "schedule, as in kl=linear:1.0->0.1@1000 or kl=cosine:1.0->0.1@1000"
+            )
+    return faults
 
 
-def _weight(word: str, number: str, accumulation: int, faults: list[str]) -> Schedule:
-    """Parses a constant, or a schedule of the accepted micro-batches."""
-    if not number:
-        return 1.0
-    moving = MOVING.fullmatch(number)
+def term_names(words: Sequence[str]) -> set[str]:
+    """Returns the names of the terms in `--terms`, known or not."""
+    return {_split(word)[0] for word in words}
+
+
+def _split(word: str) -> tuple[str, str]:
+    """Returns a term's name, and the text of its weight."""
+    name, equals, weight = word.partition("=")
+    return name, weight if equals else "1"
+
+
+MOVING = re.compile(r"(linear|cosine):([^:@]+)->([^:@]+)@0*([1-9]\d*)")
+"""The form of a scheduled weight: its shape, first and last value, and steps."""
+
+
+def _is_weight(text: str) -> bool:
+    moving = MOVING.fullmatch(text)
+    return all(map(_is_number, moving.group(2, 3) if moving else (text,)))
+
+
+def _is_number(text: str) -> bool:
     try:
-        if moving is None:
-            return float(number)
-        shape, first, last, steps = moving.groups()
-        ends = float(first), float(last)
+        return math.isfinite(float(text))
     except ValueError:
-        faults.append(f"the weight of {word!r} is not a number")
-        return 1.0
-    if shape not in ("linear", "cosine") or not int(steps):
-        faults.append(f"{word!r} must read NAME=linear:1.0->0.1@1000, or cosine:…")
-        return 1.0
+        return False
+
+
+def _schedule(weight: str, accumulation: int) -> Schedule:
+    """Returns a constant, or a schedule of the accepted micro-batches."""
+    moving = MOVING.fullmatch(weight)
+    if moving is None:
+        return float(weight)
+    shape, first, last, steps = moving.groups()
+    ends = float(first), float(last)
     if shape == "linear":
         return optax.linear_schedule(*ends, int(steps) * accumulation)
     return _cosine(*ends, int(steps) * accumulation)

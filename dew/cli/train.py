@@ -15,6 +15,7 @@ from dew.cli.report import Display
 from dew.converters.pretrained import Pretrained
 from dew.converters.surgery.vocabulary import pad_vocabulary
 from dew.data import Batches, Packing, evaluation_batches, training_batches
+from dew.data.documents import Documents
 from dew.nn.decoder import Decoder
 from dew.objectives.base import AnyObjective
 from dew.objectives.metrics import token_metrics
@@ -90,13 +91,32 @@ def prepare_model(flags: TrainingFlags, source: Pretrained) -> Pretrained:
     return flags.lora.adapt(source, flags.seed)
 
 
-def text_batches(flags: TrainingFlags, source: Pretrained, console: Console) -> Batches:
-    """Returns training batches of `--data`, in the tokens of the model to train."""
-    return training_batches(
-        texts(flags.data, field=flags.text_field, console=console),
-        seed=flags.seed,
-        **_row_options(flags, source),
-    )
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """The documents of a run; those not named on the command line are None."""
+
+    training: Documents | None
+    """The documents of --data."""
+    held_out: Documents | None
+    """The documents of --eval-data."""
+
+
+def open_texts(flags: TrainingFlags, console: Console) -> Texts:
+    """Opens the text of a run, so that a fault in it is found before a model loads."""
+    opened = [
+        texts(paths, field=flags.text_field, console=console) if paths else None
+        for paths in (flags.data, flags.eval_data)
+    ]
+    return Texts(training=opened[0], held_out=opened[1])
+
+
+def text_batches(
+    flags: TrainingFlags, source: Pretrained, documents: Documents | None
+) -> Batches:
+    """Returns training batches of documents, in the tokens of the model to train."""
+    if documents is None:
+        raise ValueError("--data names no file or folder")
+    return training_batches(documents, seed=flags.seed, **_row_options(flags, source))
 
 
 def train(
@@ -105,6 +125,7 @@ def train(
     source: Pretrained,
     data: Iterator[Batch],
     *,
+    held_out: Documents | None,
     sources: Sequence[Pretrained],
     console: Console,
     hashes: Mapping[str, str] | None = None,
@@ -117,13 +138,14 @@ def train(
         objective: loss over the model's variables.
         source: the model that is trained and exported.
         data: training batches.
+        held_out: documents of --eval-data, None without any.
         sources: all models whose weights the run depends on; a resumed run must have
             the same.
         console: receives progress and messages.
         hashes: content hashes by address, of weights that are not in `sources`.
         derived: metrics computed from each log and added to it.
     """
-    evaluations = _evaluations(flags, source, console)
+    evaluations = _evaluations(flags, source, held_out)
     folder = RunFolder(flags.out)
     dependencies = {model.address: model.content_hash for model in sources}
     folder.begin(
@@ -218,11 +240,10 @@ def _trainer(
 
 
 def _evaluations(
-    flags: TrainingFlags, source: Pretrained, console: Console
+    flags: TrainingFlags, source: Pretrained, held_out: Documents | None
 ) -> dict[str, Evaluation]:
-    if not flags.eval_data:
+    if held_out is None:
         return {}
-    held_out = texts(flags.eval_data, field=flags.text_field, console=console)
     options = _row_options(flags, source)
     return {
         HELD_OUT: Evaluation(

@@ -106,6 +106,16 @@ def open_documents(
     return documents
 
 
+def unlistable(*addresses: str | os.PathLike[str]) -> list[str]:
+    """Returns why files or folders of text cannot be found, without reading any.
+
+    >>> unlistable("nothing.txt")
+    ['nothing.txt does not exist']
+    """
+    listings = [_list_files(os.fspath(address)) for address in addresses]
+    return [fault for listing in listings for fault in listing.faults]
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Listing:
     filesystem: AbstractFileSystem

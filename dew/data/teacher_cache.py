@@ -83,6 +83,15 @@ class Binding:
             if mine != others[name]
         ]
 
+    def unlike(self, **expected: object) -> list[str]:
+        """Lists the fields whose values are not the expected ones, with both values."""
+        fields = asdict(self)
+        return [
+            f"{name} must be {value!r}, it has {fields[name]!r}"
+            for name, value in expected.items()
+            if fields[name] != value
+        ]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
@@ -241,12 +250,7 @@ class TeacherCache(grain.sources.RandomAccessDataSource):
         Raises:
             ValueError: it differs; all differences are named.
         """
-        fields = asdict(self.binding)
-        faults = [
-            f"{name} must be {value!r}, it has {fields[name]!r}"
-            for name, value in expected.items()
-            if fields[name] != value
-        ]
+        faults = self.binding.unlike(**expected)
         if faults:
             raise ValueError(
                 f"the teacher cache {self.folder} is not of this run: "
