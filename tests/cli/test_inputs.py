@@ -10,12 +10,16 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dew.cli import main
 from dew.cli.terms import parse_terms, term_faults
 from dew.data.teacher_cache import Binding, CacheWriter
+from dew.losses.student_loss import StudentLoss
+from dew.losses.term import at
 from tests.support import hf_models as hf
+from tests.support.tolerances import ATOL, RTOL
 
 DAMAGED = b"no safetensors file starts like this"
 
@@ -298,11 +302,10 @@ def test_a_cache_that_is_not_of_the_run_is_refused_by_its_manifest(
 def test_words_of_terms_become_weights_and_schedules() -> None:
     words = ("kl", "ce=0.5", "jsd=linear:1->0@10", "student_loss=cosine:2->1e-1@10")
     assert not term_faults(words)
-    kl, ce, jsd, own = parse_terms(
-        words, temperature=2.0, pairs=lambda: (), accumulation=3
+    terms = parse_terms(words, temperature=2.0, pairs=lambda: (), accumulation=3)
+    assert isinstance(terms[3], StudentLoss)
+    at_15, at_30 = ([float(at(t.weight, step)) for t in terms] for step in (15, 30))
+    np.testing.assert_allclose(at_15[:3], [1, 0.5, 0.5], rtol=RTOL["float32"])
+    np.testing.assert_allclose(
+        at_30, [1, 0.5, 0, 0.1], rtol=RTOL["float32"], atol=ATOL["small float32"]
     )
-    assert (kl.weight, ce.weight, type(own).__name__) == (1.0, 0.5, "StudentLoss")
-    assert callable(jsd.weight)
-    assert callable(own.weight)
-    assert (float(jsd.weight(15)), float(jsd.weight(30))) == (0.5, 0)
-    assert float(own.weight(30)) == pytest.approx(0.1)
