@@ -50,7 +50,11 @@ class Processes:
                         cwd=ROOT,
                         stdout=out,
                         stderr=err,
-                        env=os.environ | {"XLA_FLAGS": _flags()},
+                        env={
+                            **os.environ,
+                            "XLA_FLAGS": _flags(),
+                            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+                        },
                     )
                 )
 
