@@ -19,11 +19,15 @@ from dew.typing import Batch, Variables
 
 
 class Evaluated(NamedTuple):
-    """Statistics and reports of one microbatch, and its gradient if it has one."""
+    """Statistics and reports of one microbatch, and its gradient if it has one.
+
+    `stray` is true where statistics without mass had a total, which was left out.
+    """
 
     stats: Any
     aux: Aux[Any]
     gradient: Any
+    stray: Array
 
 
 def evaluate(
@@ -50,15 +54,59 @@ def evaluate(
         stats, aux = loss(params)
         linear = _is_linear(objective, stats)
         number, active = (_numerator if linear else objective.reduce_loss)(stats)
-        return number, (Evaluated(stats, aux, None), active)
+        kept = contributing(stats, active)
+        return number, (Evaluated(kept.stats, aux, None, kept.stray), active)
 
     params = variables["params"]
     # The kind of the statistics must be known before the gradient's trace begins.
     shapes, _ = jax.eval_shape(loss, params)
     if not whole_window and not _is_linear(objective, shapes):
-        return Evaluated(*loss(params), None)
+        stats, aux = loss(params)
+        kept = contributing(stats, objective.reduce_loss(stats)[1])
+        return Evaluated(kept.stats, aux, None, kept.stray)
     gradient, (attempt, active) = jax.grad(value, has_aux=True)(params)
     return attempt._replace(gradient=_masked_gradient(gradient, active))
+
+
+class Contributing(NamedTuple):
+    """Statistics as they are added to others, and what became of them.
+
+    `counts` is false where nothing of them is added; `stray` is true where something
+    was left out that should not have been there.
+    """
+
+    stats: Any
+    counts: Array
+    stray: Array
+
+
+def contributing(stats: Any, active: Array) -> Contributing:
+    """Leaves out of statistics what has no support, so that it adds nothing.
+
+    The total of every `Mean` without mass becomes 0, whatever an objective gave: zero
+    mass declares a zero total. Composite statistics that reduce to no support of their
+    own (`active`) still add up, since a window may have it, unless a total was left out
+    of them or they are not finite.
+    """
+    stray: list[Array] = []
+
+    def without_stray_total(part: Any) -> Any:
+        if not isinstance(part, Mean):
+            return part
+        is_empty = jnp.asarray(part.mass) <= 0
+        stray.append(jnp.any(is_empty & (jnp.asarray(part.total) != 0)))
+        return Mean(jnp.where(is_empty, 0, part.total), part.mass)
+
+    stats = jax.tree.map(
+        without_stray_total, stats, is_leaf=lambda part: isinstance(part, Mean)
+    )
+    if isinstance(stats, Mean):
+        return Contributing(stats, stats.mass > 0, stray[0])
+    finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(stats)]
+    has_stray = jnp.any(jnp.asarray(stray))
+    counts = active | (jnp.all(jnp.stack(finite)) & ~has_stray)
+    stats = jax.tree.map(lambda x: jnp.where(counts, x, jnp.zeros_like(x)), stats)
+    return Contributing(stats, counts, has_stray | ~counts)
 
 
 def _masked_gradient(gradient: Any, active: Array) -> Any:
@@ -169,13 +217,15 @@ def _replayed_gradient(
         ema = None if state.ema is None else with_average(entry, state.ema)
         step = Step(row.steps, row.keys, ema)
 
-        def stats_of(params: Any) -> Any:
+        def stats_of(params: Any) -> tuple[Any, Array]:
             tree = replaced(entry, {"params": params})
-            return objective.loss(tree, row.batches, step)[0]
+            stats = objective.loss(tree, row.batches, step)[0]
+            kept = contributing(stats, objective.reduce_loss(stats)[1])
+            return kept.stats, kept.counts
 
-        _, pullback = jax.vjp(stats_of, params)
-        (gradient,) = pullback(cotangent)
-        return jax.tree.map(jnp.add, total, _masked_gradient(gradient, active)), None
+        _, pullback, counts = jax.vjp(stats_of, params, has_aux=True)
+        gradient = _masked_gradient(pullback(cotangent)[0], active & counts)
+        return jax.tree.map(jnp.add, total, gradient), None
 
     start = jax.tree.map(lambda p: jnp.zeros_like(widen(p)), params)
     return jax.lax.scan(pull, start, window.replay)[0]

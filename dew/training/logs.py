@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from rich.console import Console
 
 from dew.training.step import Report
 from dew.tree import flatten, slashed
@@ -52,15 +53,23 @@ MAX_EMPTY = 100
 """Windows in a row without support after which a run stops: it would never end."""
 
 
+def tell(text: str) -> None:
+    """Prints a line on stderr, in the first process of a run."""
+    console = Console(stderr=True, quiet=jax.process_index() > 0)
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 class RunLog:
     """Buffers the reports of dispatched steps on device and reads them at log time.
 
     `read` raises where `max_rejections` attempts or `MAX_EMPTY` windows in a row did
-    not update the weights.
+    not update the weights. `objective` is the name by which it speaks of the loss.
     """
 
-    def __init__(self, max_rejections: int) -> None:
+    def __init__(self, max_rejections: int, objective: str = "the objective") -> None:
         self._max_rejections = max_rejections
+        self._objective = objective
+        self._told_stray = False
         self._pending: list[Report] = []
         self._commits: list[Commit] = []
         self._rejected = 0
@@ -85,6 +94,7 @@ class RunLog:
         """
         pending, self._pending = self._pending, []
         for report in jax.device_get(pending):
+            self._tell_stray(commits, report)
             if report.committed:
                 commits += 1
                 self._commits.append(_commit(commits, report))
@@ -128,6 +138,18 @@ class RunLog:
     def restart(self) -> None:
         """Starts the clock of the first interval, after all that precedes the loop."""
         self._since = time.perf_counter()
+
+    def _tell_stray(self, commits: int, report: Report) -> None:
+        """Says once a run that statistics without mass had a total."""
+        if self._told_stray or not report.stray:
+            return
+        self._told_stray = True
+        tell(
+            f"{self._objective}.loss gave a batch after commit {commits} statistics "
+            "without mass whose total is not 0, or not finite; zero mass declares a "
+            "zero total, so it is left out of loss and gradient, as all further ones "
+            "are. Does a mask reach the loss of every position?"
+        )
 
     def _stop_reason(self, commits: int, report: Report, params: Variables) -> str:
         """Writes the commit, the count, and what was not finite in the last attempt."""

@@ -34,10 +34,13 @@ from dew.typing import Batch
 class Report:
     """The outcome of one attempt; its arrays stay on the device until they are read.
 
-    `loss`, `mass`, `grad_norm` and `metrics` are those of the window so far. `full` is
+    `loss`, `mass` and `grad_norm` are those of the window so far, in which a rejected
+    microbatch has no part; without support they are 0. `metrics` include it. `full` is
     true where this microbatch closed the window, `committed` where that updated the
-    weights. `finite` holds a flag for every leaf that was evaluated, in one array for
-    the gradient.
+    weights.
+    `finite` holds a flag for every leaf that was evaluated, in one array for the
+    gradient. `stray` is true where statistics without mass had a total, which is in
+    neither loss nor gradient.
     """
 
     accepted: Bool[Array, ""]
@@ -50,6 +53,7 @@ class Report:
     grad_norm: Float[Array, ""]
     metrics: Any
     finite: Any
+    stray: Bool[Array, ""]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,13 +140,18 @@ class TrainStep:
                 self.objective, state.variables, evaluated.aux.variables
             ),
         )
-        if_accepted, report = self._close(if_accepted, window, finite)
+        # A report is of the sums that the gradient came from, so not of rejected ones.
+        before = _empty(window) if state.window is None else state.window
+        told = _select(accepted, window.stats, before.stats)
+        if_accepted, report = self._close(if_accepted, window, told, finite)
         if_rejected = replace(state, rejected=state.rejected + jnp.where(halted, 0, 1))
-        state = _where(accepted, if_accepted, if_rejected)
+        state = _select(accepted, if_accepted, if_rejected)
         state = replace(state, attempts=state.attempts + 1)
         return state, replace(
             report,
             accepted=accepted,
+            grad_norm=jnp.where(accepted, report.grad_norm, 0),
+            stray=evaluated.stray,
             full=report.full & accepted,
             committed=report.committed & accepted,
             rejected=state.rejected,
@@ -219,11 +228,15 @@ class TrainStep:
         )
 
     def _close(
-        self, state: TrainState, window: Window, finite: Any
+        self, state: TrainState, window: Window, told: Any, finite: Any
     ) -> tuple[TrainState, Report]:
-        """Commits the window if it is full; otherwise stores it in the state."""
+        """Commits the window if it is full; otherwise stores it in the state.
+
+        `told` are the statistics to report: the window's, if they were accepted.
+        """
         full = window.count >= self.accumulation
-        value, active = self.objective.reduce_loss(window.stats)
+        value, active = self.objective.reduce_loss(told)
+        value = jnp.where(active, value, 0)
 
         def commit() -> tuple[TrainState, Array, Array]:
             return self._commit(state, window, value, active)
@@ -238,7 +251,6 @@ class TrainStep:
             new, norm, committed = commit()
         else:
             new, norm, committed = jax.lax.cond(full, commit, wait)
-        is_mean = isinstance(window.stats, Mean)
         report = Report(
             accepted=jnp.asarray(True),
             full=full,
@@ -246,10 +258,11 @@ class TrainStep:
             rejected=new.rejected,
             dropped=new.dropped,
             loss=value,
-            mass=window.stats.mass if is_mean else jnp.ones(()),
+            mass=told.mass if isinstance(told, Mean) else jnp.ones(()),
             grad_norm=norm,
             metrics={name: _average(m) for name, m in window.metrics.items()},
             finite=finite,
+            stray=jnp.asarray(False),
         )
         return new, report
 
@@ -284,11 +297,11 @@ class TrainStep:
         # A window without support is neither: it counts as neither commit nor drop.
         bad = active & ~finite
         if_bad = replace(state, dropped=state.dropped + jnp.where(bad, 1, 0))
-        closed = _where(good, if_good, if_bad)
+        closed = _select(good, if_good, if_bad)
         if state.window is not None:
             # Rows of a replay buffer are overwritten one by one; they need no clearing.
-            empty = jax.tree.map(jnp.zeros_like, replace(window, replay=None))
-            closed = replace(closed, window=empty.replace(replay=window.replay))
+            empty = replace(_empty(window), replay=window.replay)
+            closed = replace(closed, window=empty)
         return closed, norm, good
 
 
@@ -313,9 +326,15 @@ def _deciding_flags(finite: dict[str, Any]) -> list[Array]:
     return jax.tree.leaves({k: v for k, v in finite.items() if k != "metrics"})
 
 
+def _empty(window: Window) -> Window:
+    """Returns a window of the same form in which nothing was added up."""
+    return jax.tree.map(jnp.zeros_like, replace(window, replay=None))
+
+
 def _as_mean(metric: Any) -> Mean:
     if isinstance(metric, Mean):
-        return Mean(widen(metric.total), widen(metric.mass))
+        mass = widen(metric.mass)
+        return Mean(jnp.where(mass > 0, widen(metric.total), 0), mass)
     number = jnp.asarray(metric, jnp.float32)
     return Mean(number, jnp.ones_like(number))
 
@@ -353,7 +372,7 @@ def _additive(window: Window) -> dict[str, Any]:
     }
 
 
-def _where(condition: Array, yes: TrainState, no: TrainState) -> TrainState:
+def _select(condition: Array, yes: Any, no: Any) -> Any:
     """Selects `yes` or `no` leaf by leaf; a leaf that both share needs no select."""
     return jax.tree.map(
         lambda a, b: a if a is b else jnp.where(condition, a, b), yes, no

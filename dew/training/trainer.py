@@ -146,7 +146,7 @@ class Trainer:
                     attempt=attempt,
                     feed=feed,
                     tracker=tracker,
-                    log=RunLog(self.max_rejections),
+                    log=RunLog(self.max_rejections, type(self.objective).__name__),
                     intervals=Intervals(
                         first=commits + 1,
                         last=steps,
