@@ -2,12 +2,16 @@
 
 import json
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dew.cli import main
+from dew.converters.load import load_native
+from dew.converters.surgery import prune_layers
 from dew.data.teacher_cache import TeacherCache
 from tests.support import hf_models as hf
 from tests.support.launched import Launched, all_gone, launched, on_hosts, trial
@@ -90,6 +94,51 @@ def test_killing_the_launcher_leaves_no_process(
     ended = run.end()
     trial("kill -9 of the launcher", ended, all_gone(processes, within_s=15))
     assert ended.code == 137
+
+
+def checkpoints(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / "checkpoints").iterdir())
+
+
+def test_a_signal_to_one_process_stops_all_at_one_checkpoint(
+    model: Path, text: Path, tmp_path: Path
+) -> None:
+    _stopped(model, text, tmp_path, signal.SIGTERM, rank=1, code=143)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("number", "rank", "code"),
+    [
+        (signal.SIGTERM, None, 143),
+        (signal.SIGINT, None, 130),
+        (signal.SIGHUP, None, 143),
+        (signal.SIGTERM, 0, 143),
+        (signal.SIGINT, 0, 130),
+        (signal.SIGINT, 1, 130),
+    ],
+)
+def test_a_signal_stops_all_at_one_checkpoint(
+    number: int, rank: int | None, code: int, model: Path, text: Path, tmp_path: Path
+) -> None:
+    _stopped(model, text, tmp_path, number, rank=rank, code=code)
+
+
+def _stopped(
+    model: Path, text: Path, folder: Path, number: int, *, rank: int | None, code: int
+) -> None:
+    out = folder / "run"
+    run = Launched(folder, *pretrain(model, text, out, "--steps", "100000"))
+    run.until(lambda: run.shows("step 5/"))
+    processes = run.ranks()
+    run.send(number, rank=rank)
+    ended = run.end()
+    trial(f"signal {number} to {rank}", ended)
+    assert (ended.code, len(checkpoints(out))) == (code, 1)
+    assert ended.seconds < 60
+    assert "error" not in ended.err
+    assert int(checkpoints(out)[0]) >= 5
+    all_gone(processes, within_s=5)
 
 
 @pytest.mark.full
@@ -176,6 +225,115 @@ def test_data_that_one_host_lacks_ends_all_and_is_named(
     assert max(first.seconds, second.seconds) < 60
 
 
+@pytest.fixture(scope="module")
+def student(model: Path) -> Path:
+    return prune_layers(load_native(model), (1,), model.parent / "student")
+
+
+def training(kind: str, model: Path, student: Path, text: Path, out: Path) -> list[str]:
+    """The command of one kind of training; a cache stands beside its run."""
+    pretraining = ["pretrain", "--model", str(model)]
+    taught = ["distill", "--student", str(student)]
+    command, data = {
+        "pretrain": (pretraining, True),
+        "lora": ([*pretraining, "--lora-rank", "4"], True),
+        "fsdp": ([*pretraining, "--fsdp", "2"], True),
+        "cache": (
+            f"--teacher-road cache --cache {out.parent / 'cache'} --terms kl".split(),
+            False,
+        ),
+    }.get(kind, (["--teacher", str(model), "--teacher-road", kind], True))
+    if "pretrain" not in command:
+        command = [*taught, *command]
+    if data:
+        command = [*command, "--data", str(text)]
+    # The text's last batch is not full, so that the parts of processes are unequal.
+    command = [*command, "--eval-data", str(text)]
+    settings = """--steps 4 --batch-size 8 --seq-len 32 --learning-rate 1e-2
+        --schedule constant --json --log-every 1 --out"""
+    return [*command, *settings.split(), str(out)]
+
+
+def alone(command: Sequence[str]) -> list[str]:
+    """The same command for one process, whose weights nothing splits."""
+    if "--fsdp" not in command:
+        return list(command)
+    at = command.index("--fsdp")
+    return [*command[:at], *command[at + 2 :]]
+
+
+def test_processes_distill_the_student_that_one_does(
+    model: Path, student: Path, text: Path, tmp_path: Path, capfd: Any
+) -> None:
+    _trains_alike("native", model, student, text, tmp_path, capfd)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["pretrain", "lora", "fsdp", "lowered", "live"])
+def test_processes_train_the_model_that_one_does(
+    kind: str, model: Path, student: Path, text: Path, tmp_path: Path, capfd: Any
+) -> None:
+    _trains_alike(kind, model, student, text, tmp_path, capfd)
+
+
+@pytest.mark.full
+def test_processes_train_from_a_cache_as_one_does(
+    model: Path, student: Path, text: Path, tmp_path: Path, capfd: Any
+) -> None:
+    command = f"cache-teacher --teacher {model} --data {text} --seq-len 32 --top-k 8"
+    assert main([*command.split(), "--out", str(tmp_path / "cache"), "--json"]) == 0
+    capfd.readouterr()
+    _trains_alike("cache", model, student, text, tmp_path, capfd)
+
+
+def _trains_alike(
+    kind: str, model: Path, student: Path, text: Path, folder: Path, capfd: Any
+) -> None:
+    runs = folder / "together", folder / "alone"
+    command, other = (training(kind, model, student, text, run) for run in runs)
+    ended = launched(folder / "log", *command)
+    trial(kind, ended)
+    assert ended.code == 0, ended.err
+    assert main(alone(other)) == 0
+    together, by_one = json.loads(ended.out), json.loads(capfd.readouterr().out)
+    # The largest difference seen is 1.2e-7.
+    np.testing.assert_allclose(
+        together["losses"], by_one["losses"], rtol=RTOL["float32"]
+    )
+    scored, expected = (result["eval"]["after"] for result in (together, by_one))
+    assert scored["tokens"] == expected["tokens"]
+    assert scored["perplexity"] == pytest.approx(
+        expected["perplexity"], rel=RTOL["float32"]
+    )
+    assert together["certificate"]["passed"]
+    assert ended.err.count("step 4/4") == 1
+
+
+@pytest.mark.full
+def test_a_launched_run_resumes_and_exports_as_one_of_one_process(
+    model: Path, student: Path, text: Path, tmp_path: Path, capfd: Any
+) -> None:
+    out = tmp_path / "run"
+    command = training("pretrain", model, student, text, out)
+    first = launched(tmp_path / "first", *command, "--steps", "2")
+    second = launched(tmp_path / "second", *command, "--resume")
+    trial("resume", second)
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert main(training("pretrain", model, student, text, tmp_path / "alone")) == 0
+    by_one = json.loads(capfd.readouterr().out)
+    losses = [x for run in (first, second) for x in json.loads(run.out)["losses"]]
+    np.testing.assert_allclose(losses, by_one["losses"], rtol=RTOL["float32"])
+    assert main(["export", str(out), str(tmp_path / "again"), "--json"]) == 0
+    exported, again = (
+        (folder / "model.safetensors").read_bytes()
+        for folder in (out / "export", tmp_path / "again")
+    )
+    assert exported == again
+    certificate = json.loads((tmp_path / "again" / "certificate.json").read_text())
+    assert certificate["passed"]
+
+
+@pytest.mark.full
 def test_processes_score_a_text_as_one_does(
     model: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

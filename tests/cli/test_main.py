@@ -1,13 +1,9 @@
 """The command line on a tiny real folder: what it writes, prints and refuses."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dew.cli import main
@@ -290,25 +286,3 @@ def test_help_reads_well(command: str, capsys: pytest.CaptureFixture[str]) -> No
         main([command, "--help"])
     shown = capsys.readouterr().out
     assert "--json" in shown
-
-
-@pytest.mark.full
-def test_two_processes_train_the_run_that_one_does(
-    model: Path, text: Path, run: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "run"
-    command = pretrain(model, text, out)
-    launched = subprocess.run(
-        [sys.executable, "-m", "dew", *"launch --processes 2 --".split(), *command],
-        cwd=ROOT,
-        env={**os.environ, "XLA_FLAGS": ""},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert launched.returncode == 0, launched.stderr
-    result = json.loads(launched.stdout)
-    alone = json.loads((run / "export" / "certificate.json").read_text())["run"]
-    # The largest difference seen is 8.7e-8.
-    np.testing.assert_allclose(result["losses"], alone["losses"], rtol=RTOL["float32"])
-    assert result["certificate"]["passed"]
