@@ -61,18 +61,27 @@ class RunFolder:
         """The run's settings, sources and versions: run.json."""
         return self.path / "run.json"
 
-    def refusal(self, *, resume: bool) -> str | None:
+    def refusal(
+        self, *, resume: bool, config: Mapping[str, Any] | None = None
+    ) -> str | None:
         """Returns why no run can begin in the folder; None where one can.
 
-        Whether a run that is resumed has the same settings is left to `begin`.
+        Of a run that is resumed the settings in `config` are compared, if it is given;
+        the hashes of its weights, known once they are loaded, are left to `begin`.
         """
         if self.record.exists():
-            if resume:
+            if not resume:
+                return (
+                    f"{self.path} holds a run already: pass --resume to go on with it, "
+                    "or give another --out"
+                )
+            if config is None:
                 return None
-            return (
-                f"{self.path} holds a run already: pass --resume to go on with it, "
-                "or give another --out"
-            )
+            now = _flat(json.loads(json.dumps(config)), {})
+            faults = _changes(_flat(self.read()["config"], {}), now)
+            if not faults:
+                return None
+            return f"{self.path} is another run: " + "; ".join(faults)
         if self.path.exists() and not self.path.is_dir():
             return f"{self.path} is a file, and a run is a folder"
         if self.path.exists() and any(self.path.iterdir()):
@@ -161,16 +170,22 @@ class RunFolder:
     ) -> None:
         """Raises if settings outside `FREE` differ from the recorded ones."""
         before = self.read()
-        flags = {f"--{name.replace('_', '-')}" for name in FREE}
-        then = _flat(before["config"], before["sources"])
-        now = _flat(json.loads(json.dumps(config)), sources)
-        faults = [
-            f"{name} was {then.get(name)}, is {now.get(name)}"
-            for name in sorted({*then, *now} - flags)
-            if then.get(name) != now.get(name)
-        ]
+        faults = _changes(
+            _flat(before["config"], before["sources"]),
+            _flat(json.loads(json.dumps(config)), sources),
+        )
         if faults:
             raise ValueError(f"{self.path} is another run: " + "; ".join(faults))
+
+
+def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Lists the settings outside `FREE` that differ, with both values."""
+    flags = {f"--{name.replace('_', '-')}" for name in FREE}
+    return [
+        f"{name} was {then.get(name)}, is {now.get(name)}"
+        for name in sorted({*then, *now} - flags)
+        if then.get(name) != now.get(name)
+    ]
 
 
 def _flat(config: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str, Any]:

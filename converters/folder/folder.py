@@ -119,9 +119,19 @@ class Folder:
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer of tokenizer.json; None where the file is absent."""
+        """The tokenizer of tokenizer.json; None where the file is absent.
+
+        Raises:
+            ValueError: the file is no tokenizer.
+        """
         file = self.path / "tokenizer.json"
-        return Tokenizer.from_file(str(file)) if file.exists() else None
+        if not file.exists():
+            return None
+        try:
+            return Tokenizer.from_file(str(file))
+        except Exception as error:
+            # The package raises nothing more special.
+            raise ValueError(f"{file} cannot be read: {error}") from error
 
     @cached_property
     def chat_template(self) -> str | None:

@@ -130,7 +130,7 @@ class CacheTeacher:
             return []
         try:
             binding = Manifest.read(self.out).binding
-        except (ValueError, TypeError, OSError) as fault:
+        except (ValueError, OSError) as fault:
             return [f"--out: {fault}"]
         if self.captured:
             return []

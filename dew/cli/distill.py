@@ -27,6 +27,7 @@ from dew.cli.load import (
     num_blocks,
     num_rows,
     tokenizer_of,
+    vocabulary_between,
     weights_hash,
 )
 from dew.cli.lora_flags import trained_by
@@ -243,7 +244,7 @@ class Distill(TrainingFlags):
         """What the manifest of --cache says; None where there is none to read."""
         try:
             return None if self.cache is None else Manifest.read(self.cache).binding
-        except (ValueError, OSError, TypeError, KeyError):
+        except (ValueError, OSError):
             return None
 
     def _pair_faults(self) -> list[str]:
@@ -263,13 +264,42 @@ class Distill(TrainingFlags):
                 even_layers(counts[0] or 0, counts[1] or 0)
             except ValueError as fault:
                 return [f"--terms over hidden states or attention: {fault}"]
+        return self._vocabulary_faults(student, teacher)
+
+    def _vocabulary_faults(self, student: Folder, teacher: Folder) -> list[str]:
+        """Returns why a teacher in the step scores tokens that the student has not."""
+        if self.teacher_road == "live" or self.pad_vocab != 1 or self._only_ranks:
+            return []
+        sides = [
+            (side.tokenizer, side.config.get("vocab_size"))
+            for side in (student, teacher)
+        ]
+        known = [
+            (tokenizer, rows)
+            for tokenizer, rows in sides
+            if tokenizer is not None and isinstance(rows, int)
+        ]
+        if len(known) < 2:
+            return []
+        try:
+            vocabulary_between(known[0], known[1])
+        except ValueError as fault:
+            return [f"--teacher and --student: {fault}"]
         return []
+
+    @property
+    def _only_ranks(self) -> bool:
+        """Whether all terms over logits are the student's own or compare ranks."""
+        made = [TERMS[n](1.0) for n in term_names(self.terms) & set(TERMS)]
+        return all(
+            term.student_only or term.needs_scores is OwnProbabilities for term in made
+        )
 
     def _cache_faults(self, cache: Path, student: Folder | None) -> list[str]:
         try:
             manifest = Manifest.read(cache)
-        except (ValueError, OSError, TypeError, KeyError) as fault:
-            return [f"--cache: {fault}"]
+        except (ValueError, OSError) as fault:
+            return [f"--cache {cache}: {fault}"]
         expected: dict[str, object] = {
             "seq_len": self.seq_len,
             "temperature": self.temperature,
@@ -317,16 +347,11 @@ class Distill(TrainingFlags):
         if source is None:
             return self._live(data, terms)
         objective = CausalLM(source=source, seq_len=self.seq_len)
-        # The terms that SpanScores serve, the only scores across tokenizers.
-        only_ranks = all(
-            t.student_only or t.needs_scores is OwnProbabilities
-            for t in terms
-            if t.reads == "logits"
-        )
         try:
             vocabulary = common_vocabulary(student, source)
         except ValueError:
-            if not only_ranks:
+            # SpanScores, the only ones across tokenizers, serve no other terms.
+            if not self._only_ranks:
                 raise
             console.print("the tokenizers differ: ULD over the spans both cut alike")
             respelled = Retokenized(

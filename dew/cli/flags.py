@@ -107,7 +107,9 @@ class TrainingFlags:
         faults += self.lora.faults()
         if self.eval_data:
             faults += text_faults("--eval-data", self.eval_data)
-        run = RunFolder(self.out).refusal(resume=self.resume)
+        # The adapter's settings are part of the record, so they must be valid.
+        config = None if self.lora.faults() else self.config()
+        run = RunFolder(self.out).refusal(resume=self.resume, config=config)
         return [*faults, *([] if run is None else [f"--out: {run}"])]
 
     def config(self) -> dict[str, object]:

@@ -150,9 +150,23 @@ def common_vocabulary(student: Pretrained, teacher: Pretrained) -> VocabularyMap
     Raises:
         ValueError: the tokenizers do not provably agree.
     """
-    student_rows, teacher_rows = num_rows(student), num_rows(teacher)
-    tokenizers = tokenizer_of(student), tokenizer_of(teacher)
-    hashes = {tokenizer_hash(tokenizer) for tokenizer in tokenizers}
-    if student_rows == teacher_rows and len(hashes) == 1:
+    sides = [(tokenizer_of(side), num_rows(side)) for side in (student, teacher)]
+    return vocabulary_between(sides[0], sides[1])
+
+
+def vocabulary_between(
+    student: tuple[Tokenizer, int], teacher: tuple[Tokenizer, int]
+) -> VocabularyMap | None:
+    """Returns the tokens that two tokenizers share; None if all are equal.
+
+    Each side is a tokenizer, and the number of rows of the model's logits.
+
+    Raises:
+        ValueError: the tokenizers do not provably agree.
+    """
+    hashes = {tokenizer_hash(tokenizer) for tokenizer, _ in (student, teacher)}
+    if student[1] == teacher[1] and len(hashes) == 1:
         return None
-    return align(*tokenizers, student_rows=student_rows, teacher_rows=teacher_rows)
+    return align(
+        student[0], teacher[0], student_rows=student[1], teacher_rows=teacher[1]
+    )

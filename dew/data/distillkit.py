@@ -85,11 +85,14 @@ class Compression:
         """Reads the format from a `compression_config.yaml`.
 
         Raises:
-            ValueError: it has fields that this layout does not have.
+            ValueError: it is no YAML, or has fields that this layout does not have.
         """
         import yaml
 
-        raw = dict(yaml.safe_load(Path(file).read_text(encoding="utf-8")))
+        try:
+            raw = dict(yaml.safe_load(Path(file).read_text(encoding="utf-8")))
+        except (yaml.YAMLError, TypeError) as error:
+            raise ValueError(f"{file} is no YAML of fields: {error}") from error
         unknown = sorted(set(raw) - {field.name for field in fields(cls)})
         if unknown:
             raise ValueError(f"{file} has fields that are not known: {unknown}")

@@ -122,19 +122,26 @@ class Manifest:
         """Reads the manifest of a cache folder.
 
         Raises:
-            ValueError: there is none, or it is of another version.
+            ValueError: there is none, or it is damaged or of another version.
         """
         file = folder / MANIFEST
         if not file.exists():
             raise ValueError(f"{folder} is not a teacher cache: it has no {MANIFEST}")
         raw = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(raw, dict):
+            raise ValueError(f"{file} is no manifest of a teacher cache; write it anew")
         if raw.get("version") != VERSION:
             raise ValueError(
                 f"{folder} is a teacher cache of version {raw.get('version')}, this "
                 f"package reads {VERSION}; write it anew"
             )
-        shards = tuple(Shard(**shard) for shard in raw.pop("shards"))
-        return cls(binding=Binding(**raw.pop("binding")), shards=shards, **raw)
+        try:
+            shards = tuple(Shard(**shard) for shard in raw.pop("shards"))
+            return cls(binding=Binding(**raw.pop("binding")), shards=shards, **raw)
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"{file} is no manifest of a teacher cache: {error}; write it anew"
+            ) from error
 
     def write(self, folder: Path) -> None:
         """Replaces the manifest of a folder atomically."""

@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 
 from dew.cli import main
+from dew.cli.pretrain import Pretrain
 from dew.cli.terms import parse_terms, term_faults
 from dew.data.teacher_cache import Binding, CacheWriter
 from dew.losses.student_loss import StudentLoss
 from dew.losses.term import at
+from dew.runs import RunFolder, TrainedModel
 from tests.support import hf_models as hf
 from tests.support.tolerances import ATOL, RTOL
 
@@ -266,6 +268,58 @@ def test_a_slip_is_found_before_the_weights_are_read(
     assert ONE_SLIP[command] in line
     assert "safetensors" not in line
     assert not Path("o").exists()
+
+
+def test_tokenizers_that_differ_are_found_in_their_files(
+    places: dict[str, Path], tmp_path: Path, capsys: Any
+) -> None:
+    other = shutil.copytree(places["model"], tmp_path / "other")
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    words = tokenizer["model"]["vocab"]
+    words["z5"] = words.pop("w5")
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    places = {**places, "other": other}
+    command = DISTILL.replace("{model}", "{other}")
+    line = refused(command, places, capsys)
+    assert "--teacher and --student: the vocabularies could not be proved" in line
+    # Terms that compare ranks alone need no common vocabulary.
+    line = refused(command + "--terms uld student_loss", places, capsys)
+    assert "model.safetensors" in line
+    (other / "tokenizer.json").write_text('{"model": 5}')
+    line = refused("extend --model {other} --out o --add-tokens <a>", places, capsys)
+    assert "tokenizer.json cannot be read" in line
+
+
+def test_settings_of_a_resumed_run_are_compared_before_its_weights_are_read(
+    places: dict[str, Path], tmp_path: Path, capsys: Any
+) -> None:
+    words = "pretrain --model {model} --data {text} --out run --seq-len 8 "
+    refused(words, places, capsys)
+    model = TrainedModel(address=str(places["model"]))
+    settings = Pretrain(
+        model=str(places["model"]),
+        data=(str(places["text"]),),
+        out=Path("run"),
+        seq_len=8,
+    ).config()
+    RunFolder(Path("run")).begin(settings, {}, model=model, resume=False)
+    assert "pass --resume" in refused(words, places, capsys)
+    line = refused(words + "--resume --seed 3 --steps 0", places, capsys)
+    assert "--seed was 0, is 3" in line
+    assert "--steps must be at least 1" in line
+    assert "model.safetensors" in refused(words + "--resume", places, capsys)
+
+
+@pytest.mark.parametrize("written", ["[]", "{{", '{"version": 1, "shards": []}'])
+def test_a_damaged_manifest_is_one_fault_among_others(
+    written: str, places: dict[str, Path], capsys: Any
+) -> None:
+    Path("cache").mkdir()
+    Path("cache/manifest.json").write_text(written)
+    words = "distill --student {model} --teacher-road cache --cache cache --out o "
+    line = refused(words + "--terms k", places, capsys)
+    assert "--cache cache: " in line
+    assert "'k' is none of kl" in line
 
 
 def test_without_a_slip_the_weights_are_what_is_wrong(
