@@ -11,7 +11,8 @@ import pytest
 
 import dew
 import dew.bridges
-from docs.generate import families, identities
+from dew.bridges.lowering.ops import FROM_TORCH2JAX
+from docs.generate import families, identities, torch2jax_ops
 from docs.generate.page import read_table, replaced_text
 from tests.support import hf_models as hf
 
@@ -181,6 +182,21 @@ def _links(page: Path) -> list[Path]:
 def test_the_table_of_families_is_what_its_generator_writes() -> None:
     page = families.PAGE
     assert page.read_text(encoding="utf-8") == replaced_text(page, families.table())
+
+
+@pytest.mark.full
+def test_the_table_of_torch2jaxs_ops_is_what_its_generator_writes() -> None:
+    page = torch2jax_ops.PAGE
+    written = replaced_text(page, torch2jax_ops.table())
+    assert page.read_text(encoding="utf-8") == written
+
+
+def test_the_page_on_torch2jax_says_of_every_op_whose_it_is() -> None:
+    *rows, last = read_table(torch2jax_ops.PAGE, torch2jax_ops.COLUMNS[0])[2:]
+    whose = dict(re.findall(r"`([\w.]+)` \| (\w+) \|", "\n".join(rows)))
+    whose |= dict.fromkeys(re.findall(r"`([\w.]+)`", last), "dew")
+    owned = {name: "torch2jax" for name in FROM_TORCH2JAX}
+    assert whose == {n: owned.get(n, "dew") for n in torch2jax_ops.names()}
 
 
 @pytest.mark.full

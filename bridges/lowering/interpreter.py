@@ -3,9 +3,10 @@
 torch2jax dispatches every torch call to the JAX function registered for it. The
 program's overloads are registered with its own hook, `torch2jax.implements`, and the
 program then runs inside `torch2jax.t2j`, so that ops of torch2jax or a user take part.
+The overloads in `FROM_TORCH2JAX` run functions of torch2jax, all others those of dew.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,11 +19,11 @@ from dew.bridges.dtypes import jax_dtype
 from dew.bridges.lowering.errors import LoweringShapeError, MissingOpsError
 from dew.bridges.lowering.graph import Expected, Instruction, Program, Ref, sizes
 from dew.bridges.lowering.lock import TRACING
-from dew.bridges.lowering.ops import is_random, torch_arithmetic
+from dew.bridges.lowering.ops import FROM_TORCH2JAX, is_random, torch_arithmetic
 from dew.bridges.lowering.ops.register import find
 from dew.bridges.lowering.ops.sizes import COUNTING
 
-_STORAGE = frozenset(
+STORAGE = frozenset(
     "device layout pin_memory memory_format requires_grad non_blocking copy generator "
     "out".split()
 )
@@ -45,13 +46,12 @@ def register(instructions: Sequence[Instruction]) -> None:
             and step.target not in _registered
         ):
             continue
-        if find(str(step.target)) is None:
-            missing.setdefault(str(step.target), []).append(step.origin)
+        name = str(step.target)
+        if find(name) is None and name not in FROM_TORCH2JAX:
+            missing.setdefault(name, []).append(step.origin)
         elif step.target not in _registered:
             _registered.add(step.target)
-            torch2jax.implements(step.target, Torchishify_output=False)(
-                _handler(step.target)
-            )
+            torch2jax.implements(step.target, Torchishify_output=False)(handler(name))
     if missing:
         raise MissingOpsError(_missing_ops_message(missing))
 
@@ -71,20 +71,31 @@ def _missing_ops_message(missing: Mapping[str, list[str]]) -> str:
     )
 
 
-def _handler(overload: OpOverload) -> Any:
-    name = str(overload)
+def handler(name: str) -> Callable[..., Any]:
+    """Returns what torch2jax calls for an overload, on its stand-ins for tensors.
+
+    A function registered with `dew.bridges.implements` precedes all others.
+    """
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        kwargs = {key: value for key, value in kwargs.items() if key not in STORAGE}
         op = find(name)
-        assert op is not None, name
-        kwargs = {
-            key: _unwrap(value) for key, value in kwargs.items() if key not in _STORAGE
-        }
+        if op is None:
+            return own_function(FROM_TORCH2JAX[name])(*args, **kwargs)
+        kwargs = {key: _unwrap(value) for key, value in kwargs.items()}
         if is_random(name, args, kwargs):
             kwargs["rng"] = torch2jax.mk_rng()
         return _wrap(op(*(_unwrap(value) for value in args), **kwargs))
 
     return call
+
+
+def own_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns torch2jax's implementation of a torch function or a Python operator.
+
+    An operator is its own: torch2jax's stand-in for a tensor defines it.
+    """
+    return torch2jax.HANDLED_FUNCTIONS.get(function, function)
 
 
 def _unwrap(value: Any) -> Any:

@@ -144,3 +144,9 @@ NEAR_END = 2e-4
 
 DROPOUT_SHARE = 0.0065
 """The share that dropout zeroes of 40,000 entries: three standard deviations."""
+
+GRADIENT_TIMES = 4
+"""Times a call's tolerance that the gradient of one op may differ from torch's."""
+
+DRAW_ERRORS = 4
+"""Standard errors that the mean and the spread of a draw may be from torch's."""

@@ -19,6 +19,7 @@ from dew.bridges.lowering.ops import (
     sizes,
 )
 from dew.bridges.lowering.ops.aliases import alias_entries
+from dew.bridges.lowering.ops.from_torch2jax import FROM_TORCH2JAX as FROM_TORCH2JAX
 from dew.bridges.lowering.ops.op import Op as Op
 from dew.bridges.lowering.ops.op import torch_arithmetic as torch_arithmetic
 from dew.bridges.lowering.ops.random import is_random as is_random
@@ -38,6 +39,6 @@ _NAMED: dict[str, Op] = {
     **sizes.OPS,
 }
 TABLE: dict[str, Op] = {**alias_entries(_NAMED), **_NAMED}
-"""Every op that lowers, less those a program adds with `dew.bridges.implements`."""
+"""Every op of dew's own, beside `FROM_TORCH2JAX` and what `dew.bridges.implements`."""
 
-__all__ = ["TABLE", "Op", "is_random", "torch_arithmetic"]
+__all__ = ["FROM_TORCH2JAX", "TABLE", "Op", "is_random", "torch_arithmetic"]

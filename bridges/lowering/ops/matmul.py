@@ -11,11 +11,6 @@ from dew.bridges.lowering.ops.op import Op
 from dew.bridges.lowering.ops.reduce import widen
 
 
-def _linear(input: Array, weight: Array, bias: Array | None = None) -> Array:
-    out = jnp.matmul(input, weight.T)
-    return out if bias is None else out + bias
-
-
 def _addmm(
     self: Array, mat1: Array, mat2: Array, beta: Any = 1, alpha: Any = 1
 ) -> Array:
@@ -115,12 +110,6 @@ def _grouped_mm_fallback(input: Array, weight: Array, offs: Array) -> Array:
 
 
 OPS: dict[str, Op] = {
-    "aten.linear.default": _linear,
-    "aten.matmul.default": jnp.matmul,
-    "aten.mm.default": jnp.matmul,
-    "aten.bmm.default": jnp.matmul,
-    "aten.mv.default": jnp.matmul,
-    "aten.dot.default": jnp.dot,
     "aten.outer.default": jnp.outer,
     "aten.addmm.default": _addmm,
     "aten.baddbmm.default": _addmm,

@@ -10,6 +10,11 @@ from jax.scipy import special
 from dew.bridges.lowering.ops.op import Op
 
 
+def absolute(x: Array) -> Array:
+    """Absolute value whose gradient at 0 is 0, as in torch, and not 1 as in jax."""
+    return jnp.abs(jnp.where(x == 0, jax.lax.stop_gradient(x), x))
+
+
 def _add(self: Any, other: Any, alpha: Any = 1) -> Array:
     return jnp.add(self, other if alpha == 1 else other * alpha)
 
@@ -154,7 +159,7 @@ def _to_float(x: Array) -> Array:
 
 
 _UNARY: dict[str, Op] = {
-    "abs": jnp.abs,
+    "abs": absolute,
     "acos": jnp.arccos,
     "acosh": jnp.arccosh,
     "asin": jnp.arcsin,
@@ -168,7 +173,6 @@ _UNARY: dict[str, Op] = {
     "erf": special.erf,
     "erfc": special.erfc,
     "erfinv": special.erfinv,
-    "exp": jnp.exp,
     "exp2": jnp.exp2,
     "expm1": jnp.expm1,
     "floor": jnp.floor,
@@ -188,7 +192,6 @@ _UNARY: dict[str, Op] = {
     "mish": lambda x: x * jnp.tanh(_softplus(x)),
     "neg": jnp.negative,
     "reciprocal": jnp.reciprocal,
-    "relu": jax.nn.relu,
     "relu6": lambda x: _clamp(x, 0, 6),
     "rsqrt": lambda x: jax.lax.rsqrt(_to_float(x)),
     "selu": jax.nn.selu,
@@ -199,10 +202,8 @@ _UNARY: dict[str, Op] = {
     "sin": jnp.sin,
     "sinh": jnp.sinh,
     "softsign": lambda x: x / (1 + jnp.abs(x)),
-    "sqrt": jnp.sqrt,
     "square": jnp.square,
     "tan": jnp.tan,
-    "tanh": jnp.tanh,
     "trunc": jnp.trunc,
 }
 
@@ -218,12 +219,6 @@ _BINARY: dict[str, Op] = {
     "floor_divide": jnp.floor_divide,
     "remainder": jnp.remainder,
     "fmod": jnp.fmod,
-    "eq": jnp.equal,
-    "ne": jnp.not_equal,
-    "lt": jnp.less,
-    "le": jnp.less_equal,
-    "gt": jnp.greater,
-    "ge": jnp.greater_equal,
     "bitwise_and": jnp.bitwise_and,
     "bitwise_or": jnp.bitwise_or,
     "bitwise_xor": jnp.bitwise_xor,
@@ -245,11 +240,12 @@ OPS: dict[str, Op] = {
         for name, op in _BINARY.items()
         for overload in ("Tensor", "Scalar")
     },
+    "aten.eq.Scalar": jnp.equal,
+    "aten.ne.Scalar": jnp.not_equal,
     "aten.div.Tensor_mode": _div,
     "aten.div.Scalar_mode": _div,
     "aten.floor_divide.default": jnp.floor_divide,
     "aten.pow.Tensor_Scalar": _pow,
-    "aten.pow.Tensor_Tensor": _pow,
     "aten.pow.Scalar": _pow,
     "aten.float_power.Tensor_Scalar": _pow,
     "aten.maximum.default": jnp.maximum,

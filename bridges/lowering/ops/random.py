@@ -96,10 +96,6 @@ def _randn_like(self: Array, dtype: Any = None, rng: Array | None = None) -> Arr
     return jax.random.normal(_require_key(rng, "randn_like"), self.shape)
 
 
-def _bernoulli(self: Array, rng: Array | None = None) -> Array:
-    return jax.random.bernoulli(_require_key(rng, "bernoulli"), self)
-
-
 def _bernoulli_p(self: Array, p: Any = 0.5, rng: Array | None = None) -> Array:
     return jax.random.bernoulli(_require_key(rng, "bernoulli"), p, self.shape)
 
@@ -125,8 +121,11 @@ def _randperm(n: int, dtype: Any = None, rng: Array | None = None) -> Array:
     return jax.random.permutation(_require_key(rng, "randperm"), n)
 
 
+_DRAWN_BY_TORCH2JAX = ("aten.bernoulli.default",)
+
+
 def is_random(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Says whether this call of a table op draws: dropout off is no draw."""
+    """Says whether this call of an overload draws: dropout off is no draw."""
     match name:
         case (
             "aten.dropout.default"
@@ -139,7 +138,7 @@ def is_random(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         case "aten.scaled_dot_product_attention.default":
             return bool(kwargs.get("dropout_p", args[4] if len(args) > 4 else 0))
         case _:
-            return name in OPS
+            return name in OPS or name in _DRAWN_BY_TORCH2JAX
 
 
 OPS: dict[str, Op] = {
@@ -151,7 +150,6 @@ OPS: dict[str, Op] = {
     "aten.randn.default": _randn,
     "aten.rand_like.default": _rand_like,
     "aten.randn_like.default": _randn_like,
-    "aten.bernoulli.default": _bernoulli,
     "aten.bernoulli.p": _bernoulli_p,
     "aten.uniform.default": _uniform,
     "aten.randint.low": _randint,

@@ -44,10 +44,6 @@ def _transpose(self: Array, dim0: int, dim1: int) -> Array:
     return jnp.swapaxes(self, dim0, dim1) if self.ndim else self
 
 
-def _permute(self: Array, dims: Sequence[int]) -> Array:
-    return jnp.transpose(self, tuple(dims))
-
-
 def _movedim(self: Array, source: Any, destination: Any) -> Array:
     return jnp.moveaxis(self, source, destination)
 
@@ -280,8 +276,6 @@ OPS: dict[str, Op] = {
     "aten.numpy_T.default": lambda self: self.T,
     "aten.mT.default": lambda self: jnp.swapaxes(self, -1, -2),
     "aten.adjoint.default": lambda self: jnp.conj(jnp.swapaxes(self, -1, -2)),
-    "aten.permute.default": _permute,
-    "aten.permute_copy.default": _permute,
     "aten.movedim.int": _movedim,
     "aten.movedim.intlist": _movedim,
     "aten.flatten.using_ints": _flatten,

@@ -62,6 +62,8 @@ def i(high: int, *shape: int) -> T:
 
 
 X = f(2, 3, 4)
+EDGES = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0, 0.0, 1.0])
+COMPLEX = torch.polar(torch.rand(5) + 0.5, torch.rand(5))
 IMAGE = f(2, 4, 7, 9)
 UNARY_POSITIVE = "acosh log log10 log2 log1p sqrt rsqrt reciprocal lgamma".split()
 UNARY_UNIT = "acos asin atanh erfinv".split()
@@ -84,6 +86,11 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
     **{f"{n}.default": [(X,)] for n in UNARY if n != "empty_like_zeroed"},
     **{f"{n}.default": [(p(2, 5),)] for n in UNARY_POSITIVE},
     **{f"{n}.default": [(u(2, 5),)] for n in UNARY_UNIT},
+    # Ranges of whole numbers, no axes, no elements, and what no range has.
+    **{
+        f"{n}.default": [(X,), (i(9, 4),), (f(),), (f(0, 3),), (EDGES,)]
+        for n in "abs exp neg relu sigmoid silu sqrt tanh sin cos".split()
+    },
     "acosh.default": [(T("q", (4,)),)],
     **{f"{n}.Tensor": [(X, f(3, 1)), (f(), X)] for n in FLOAT_BINARY},
     **{f"{n}.Scalar": [(X, 3), (X, 0.5)] for n in FLOAT_BINARY},
@@ -93,7 +100,33 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
     "bitwise_right_shift.Tensor": [(i(9, 4), i(5, 4))],
     "bitwise_not.default": [(i(9, 4),), (b(5),)],
     "logical_not.default": [(b(5),), (i(2, 5),)],
-    "add.Tensor": [(X, f(3, 1), {"alpha": 2}), (i(9, 4), f(4)), (b(4), i(9, 4))],
+    "add.Tensor": [
+        *[(X, f(3, 1), {"alpha": 2}), (i(9, 4), f(4)), (b(4), i(9, 4))],
+        *[(2.0, X), (X, 2j), (X, 0.5)],
+    ],
+    "sub.Tensor": [(X, f(3, 1), {"alpha": 2}), (2.0, X), (X, 2j), (i(9, 4), f(4))],
+    **{
+        f"{n}.Tensor": [
+            *[(X, f(3, 1)), (2.0, X), (X, 2j)],
+            *[(b(4), b(4)), (i(9, 4), 0.5)],
+        ]
+        for n in ("mul", "multiply")
+    },
+    **{f"{n}.Scalar": [(X, 3, 2), (X, 0.5), (X, 2j)] for n in ("add", "sub", "rsub")},
+    "rsub.Tensor": [(X, f(3, 1), {"alpha": 2})],
+    **{f"{n}.Scalar": [(X, 3), (X, 2j), (i(9, 4), 0.5)] for n in ("mul", "multiply")},
+    **{
+        f"{n}.Scalar": [(X, 3), (EDGES, 0.0), (i(9, 4), 2.5), (X, 2j)]
+        for n in ("eq", "ne")
+    },
+    **{
+        f"{n}.Scalar": [(X, 3), (EDGES, 0.0), (i(9, 4), 2.5), (f(0, 3), 1)]
+        for n in ("lt", "le", "gt", "ge")
+    },
+    **{
+        f"{n}.Tensor": [(X, f(3, 1)), (f(), X), (EDGES, EDGES), (i(9, 4), f(4))]
+        for n in ("eq", "ne", "lt", "le", "gt", "ge")
+    },
     "remainder.Tensor": [(X, p(4)), (i(9, 4), T("p", (4,)))],
     "remainder.Scalar": [(X, 1.5), (i(9, 4), 4)],
     "fmod.Tensor": [(X, p(4))],
@@ -116,8 +149,8 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
     ],
     "floor_divide.Scalar": [(i(9, 4), 4)],
     "pow.Tensor_Scalar": [(X, 2), (X, 3.0), (p(3), 0.5), (p(3), -1)],
-    "pow.Tensor_Tensor": [(p(4), f(4))],
-    "pow.Scalar": [(2, f(4)), (10000.0, f(4))],
+    "pow.Tensor_Tensor": [(p(4), f(4)), (X, torch.tensor(2.0)), (i(9, 4), i(5, 4))],
+    "pow.Scalar": [(2, f(4)), (10000.0, f(4)), (2, i(5, 4)), (2j, f(4))],
     "float_power.Tensor_Scalar": [(p(4), 2.0)],
     **{
         f"{n}.default": [(X, f(3, 1))]
@@ -180,14 +213,17 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
     "squeeze.dim": [(f(2, 1, 3), 1), (X, 0), (f(1), -1)],
     "squeeze.dims": [(f(2, 1, 3, 1), [1, 3])],
     "unsqueeze.default": [(X, 1), (X, -1)],
-    "transpose.int": [(X, 1, 2), (X, -1, 0)],
-    "swapaxes.default": [(X, 1, 2)],
-    "swapdims.default": [(X, 1, 2)],
+    **{
+        name: [(X, 1, 2), (X, -1, 0), (f(), 0, -1)]
+        for name in ("transpose.int", "swapaxes.default", "swapdims.default")
+    },
     "t.default": [(f(2, 3),), (f(3),)],
     "mT.default": [(X,)],
     "adjoint.default": [(X,)],
-    "permute.default": [(X, [2, 0, 1])],
-    "permute_copy.default": [(X, [2, 0, 1])],
+    **{
+        f"{name}.default": [(X, [2, 0, 1]), (X, [-1, 0, -2]), (f(), [])]
+        for name in ("permute", "permute_copy")
+    },
     "movedim.int": [(X, 0, 2)],
     "movedim.intlist": [(X, [0, 1], [2, 0])],
     "flatten.using_ints": [(X, 1), (X, 0, 1), (f(),)],
@@ -199,8 +235,10 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
     "select.int": [(X, 1, 2), (X, -1, -1)],
     "select_copy.int": [(X, 1, 2)],
     "select_scatter.default": [(X, f(2, 4), 1, 2)],
-    "cat.default": [([X, f(2, 1, 4)], 1), ([f(0), f(3)],)],
-    "concat.default": [([X, f(2, 1, 4)], 1)],
+    **{
+        f"{n}.default": [([X, f(2, 1, 4)], 1), ([f(0), f(3)],), ([f(0), X], 1)]
+        for n in ("cat", "concat")
+    },
     "stack.default": [([X, X], 1)],
     "hstack.default": [([X, X],)],
     "vstack.default": [([X, X],)],
@@ -242,6 +280,8 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
     "pixel_unshuffle.default": [(f(2, 2, 4, 6), 2)],
     "meshgrid.default": [([f(3), f(2)],)],
     "meshgrid.indexing": [([f(3), f(2)], {"indexing": "xy"})],
+    "sum.default": [(X,), (X, {"dtype": torch.float64}), (b(3, 4),)],
+    "mean.default": [(X,), (i(9, 4), {"dtype": torch.float32})],
     "sum.dim_IntList": [(X, [1]), (X, [0, 2], True), (X, []), (b(3, 4), [1])],
     "mean.dim": [(X, [-1], True), (X, [0, 1]), (X, [1], {"dtype": torch.float64})],
     "prod.dim_int": [(X, 1)],
@@ -278,12 +318,21 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
     "histc.default": [(p(20), 5, 0, 2), (T("p", (20,)), 4)],
     "count_nonzero.default": [(i(2, 4),)],
     "count_nonzero.dim_IntList": [(i(2, 3, 4), [1])],
-    "linear.default": [(X, f(5, 4)), (X, f(5, 4), f(5)), (f(4), f(5, 4))],
-    "matmul.default": [(X, f(4, 5)), (f(4), f(4)), (f(2, 1, 3, 4), f(2, 4, 5))],
-    "mm.default": [(f(3, 4), f(4, 5))],
-    "bmm.default": [(X, f(2, 4, 5))],
-    "mv.default": [(f(3, 4), f(4))],
-    "dot.default": [(f(4), f(4))],
+    "linear.default": [
+        (X, f(5, 4)),
+        (X, f(5, 4), f(5)),
+        (f(4), f(5, 4)),
+        (f(4), f(4)),
+        (f(0, 4), f(5, 4)),
+    ],
+    "matmul.default": [
+        *[(X, f(4, 5)), (f(4), f(4)), (f(2, 1, 3, 4), f(2, 4, 5))],
+        *[(X, f(4)), (f(4), f(4, 5)), (f(0, 4), f(4, 5))],
+    ],
+    "mm.default": [(f(3, 4), f(4, 5)), (f(3, 0), f(0, 5)), (i(9, 3, 4), i(9, 4, 2))],
+    "bmm.default": [(X, f(2, 4, 5)), (f(0, 3, 4), f(0, 4, 5))],
+    "mv.default": [(f(3, 4), f(4)), (f(0, 4), f(4))],
+    "dot.default": [(f(4), f(4)), (f(0), f(0))],
     "outer.default": [(f(3), f(4))],
     "addmm.default": [
         (f(5), f(3, 4), f(4, 5)),
@@ -356,26 +405,30 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
     "isin.Tensor_Tensor": [(i(9, 2, 3), i(9, 4))],
     "isin.Tensor_Scalar": [(i(9, 2, 3), 3)],
     "tril_indices.default": [(3, 4), (4, 4, -1)],
-    "arange.default": [(5,), (2.5,)],
-    "arange.start": [(2, 7)],
+    "arange.default": [(5,), (2.5,), (5, {"dtype": torch.int64})],
+    "arange.start": [(2, 7), (2, 7, {"dtype": torch.float32})],
     "arange.start_step": [(0, 8, 2), (0, 1, 0.25)],
     "full.default": [([2, 3], 1.5)],
-    "zeros.default": [([2, 3],)],
-    "ones.default": [([2],)],
+    "zeros.default": [([2, 3],), ([2], {"dtype": torch.int64})],
+    "ones.default": [([2],), ([2], {"dtype": torch.int64}), ([], {})],
     "full_like.default": [(X, 2)],
-    "zeros_like.default": [(X,)],
-    "ones_like.default": [(X,)],
+    "zeros_like.default": [(X,), (X, {"dtype": torch.int64})],
+    "ones_like.default": [(X,), (X, {"dtype": torch.int64})],
     "new_full.default": [(X, [2], 3.0)],
     "new_zeros.default": [(X, [2])],
     "new_ones.default": [(X, [], {"dtype": torch.bool})],
     "eye.default": [(3,)],
     "eye.m": [(3, 4)],
     "linspace.default": [(0, 1, 5)],
-    "scalar_tensor.default": [(2.5,)],
+    "scalar_tensor.default": [(2.5,), (2, {"dtype": torch.int64}), (True, {})],
     "fill.Scalar": [(X, 2.0)],
     "fill.Tensor": [(X, f())],
     "copy.default": [(X, f(4))],
-    "layer_norm.default": [(X, [4], p(4), f(4)), (X, [3, 4])],
+    "layer_norm.default": [
+        (X, [4], p(4), f(4)),
+        (X, [3, 4]),
+        (X, [4], None, f(4), 1e-3, False),
+    ],
     "native_layer_norm.default": [(X, [4], p(4), f(4), 1e-5)],
     "_weight_norm.default": [(f(4, 3, 2), p(4, 1, 1)), (f(4, 3, 2), p(1, 1, 2), 2)],
     "_weight_norm_interface.default": [(f(4, 3, 2), p(4, 1, 1))],
@@ -480,11 +533,13 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
     ],
     "linalg_inv.default": [(torch.eye(3) * 2 + torch.ones(3, 3).tril(),)],
     "inverse.default": [(torch.eye(3) * 2 + torch.ones(3, 3).tril(),)],
-    "dropout.default": [(X, 0.5, False)],
-    "native_dropout.default": [(X, 0.5, False)],
+    **{
+        f"{n}.default": [(X, 0.5, False), (X, 0.0, True)]
+        for n in ("dropout", "native_dropout")
+    },
     "sym_size.int": [(X, 1)],
     "sym_numel.default": [(X,)],
-    "feature_dropout.default": [(X, 0.5, False)],
+    "feature_dropout.default": [(X, 0.5, False), (X, 0.0, True)],
     "_grouped_mm.default": [
         (
             torch.randn(6, 16).bfloat16(),
@@ -493,6 +548,23 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
         )
     ],
 }
+
+MANY = [200, 100]
+DRAWS: dict[str, list[tuple[list[Any], dict[str, Any]]]] = {
+    "rand.default": [([MANY], {}), ([MANY], {"dtype": torch.float64})],
+    "randn.default": [([MANY], {}), ([MANY], {"dtype": torch.float64})],
+    "rand_like.default": [([torch.ones(MANY)], {"dtype": torch.float64})],
+    "randn_like.default": [([torch.ones(MANY)], {"dtype": torch.float64})],
+    "bernoulli.default": [([torch.full(MANY, 0.3)], {})],
+    "bernoulli.p": [([torch.ones(MANY), 0.3], {})],
+    "uniform.default": [([torch.ones(MANY), -2.0, 3.0], {})],
+    "randint.default": [([7, MANY], {}), ([7, MANY], {"dtype": torch.int32})],
+    "randint.low": [([2, 7, MANY], {})],
+    "randperm.default": [([2000], {})],
+    "dropout.default": [([torch.ones(MANY), 0.25, True], {})],
+    "feature_dropout.default": [([torch.ones(MANY), 0.25, True], {})],
+}
+"""Calls that draw random numbers, of which shape, mean and spread are compared."""
 
 
 def cases() -> Iterator[tuple[str, int]]:

@@ -1,78 +1,74 @@
-"""Every op of the table, call by call, against torch itself."""
-
-from typing import Any
+"""Every op that lowers, call by call, against torch itself."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
-from torch.utils import _pytree as pytree
 
-from dew.bridges.dtypes import jax_dtype
-from dew.bridges.lowering.ops import TABLE, torch_arithmetic
+from dew.bridges.lowering.interpreter import handler
+from dew.bridges.lowering.ops import FROM_TORCH2JAX, TABLE
 from tests.bridges.lowering import ops_cases
+from tests.bridges.lowering.check_op import (
+    RefusedError,
+    check_draw,
+    check_gradients,
+    check_values,
+    overload,
+)
 from tests.support.tolerances import DROPOUT_SHARE, RTOL
 
-DRAWS = {
+UNCOMPARED = {
     f"aten.{name}"
     for name in (
-        "rand.default randn.default rand_like.default randn_like.default "
-        "bernoulli.default bernoulli.p uniform.default randint.low randint.default "
-        "randperm.default empty.memory_format empty_like.default new_empty.default "
+        "empty.memory_format empty_like.default new_empty.default "
         "empty_permuted.default _assert_scalar.default"
     ).split()
 }
+"""Ops whose results torch leaves open, and one without a result."""
+CASES = list(ops_cases.cases())
+DRAWS = [
+    (f"aten.{n}", k) for n, calls in ops_cases.DRAWS.items() for k in range(len(calls))
+]
 
-
-def overload(name: str) -> Any:
-    namespace, op, kind = name.split(".")
-    return getattr(getattr(getattr(torch.ops, namespace), op), kind)
-
-
-def to_jax(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        wide = value.float() if value.dtype == torch.bfloat16 else value
-        return jnp.asarray(wide.numpy()).astype(jax_dtype(value.dtype))
-    return jax_dtype(value) if isinstance(value, torch.dtype) else value
-
-
-def compare(ours: Any, theirs: Any, tolerance: float) -> None:
-    theirs = torch.as_tensor(theirs)
-    want = theirs.to(torch.complex128 if theirs.is_complex() else torch.float64).numpy()
-    got = np.asarray(jnp.asarray(ours).astype(jax_dtype(theirs.dtype)))
-    got = got.astype(want.dtype)
-    assert got.shape == want.shape
-    scale = np.abs(want[np.isfinite(want)]).max(initial=1)
-    np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance * scale)
+WITHOUT_GRADIENT = {("aten.scatter_reduce.two", 1)}
+"""A product with repeated indices, which JAX does not differentiate."""
 
 
 @pytest.mark.parametrize(
     "dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.full)]
 )
-@pytest.mark.parametrize(("name", "number"), list(ops_cases.cases()))
+@pytest.mark.parametrize(("name", "number"), CASES)
 def test_an_op_gives_what_torch_gives(name: str, number: int, dtype: str) -> None:
-    args, kwargs = ops_cases.call(name, number, getattr(torch, dtype))
     try:
-        theirs = overload(name)(*args, **kwargs)
-    except RuntimeError as refusal:
-        pytest.skip(f"torch itself: {str(refusal).splitlines()[0]}")
-    with torch_arithmetic(), jax.default_matmul_precision("highest"):
-        ours = TABLE[name](
-            *pytree.tree_map(to_jax, args), **pytree.tree_map(to_jax, kwargs)
-        )
-    got, want = pytree.tree_leaves(ours), pytree.tree_leaves(theirs)
-    assert len(got) == len(want)
-    for left, right in zip(got, want, strict=True):
-        compare(left, right, RTOL[dtype])
+        check_values(handler(name), name, number, dtype)
+    except RefusedError as refusal:
+        pytest.skip(str(refusal))
 
 
-def test_every_op_of_the_table_is_called_by_some_test() -> None:
-    called = {name for name, _ in ops_cases.cases()}
-    absent = {name for name in TABLE if name.startswith("transformers.")} | {
-        name for name in TABLE if not_in_this_torch(name)
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("name", "number"), [case for case in CASES if case not in WITHOUT_GRADIENT]
+)
+def test_the_gradient_of_an_op_is_torchs(name: str, number: int) -> None:
+    try:
+        check_gradients(handler(name), name, number)
+    except RefusedError as refusal:
+        pytest.skip(str(refusal))
+
+
+@pytest.mark.parametrize(("name", "number"), DRAWS)
+def test_a_draw_has_the_shape_mean_and_spread_of_torchs(name: str, number: int) -> None:
+    check_draw(handler(name), name, number)
+
+
+def test_every_op_that_lowers_is_called_by_some_test() -> None:
+    lowered = {*TABLE, *FROM_TORCH2JAX}
+    called = {name for name, _ in [*CASES, *DRAWS]} | UNCOMPARED
+    absent = {name for name in lowered if name.startswith("transformers.")} | {
+        name for name in lowered if not_in_this_torch(name)
     }
-    assert set(TABLE) - called - DRAWS - absent == set()
+    assert lowered - called - absent == set()
+    assert TABLE.keys().isdisjoint(FROM_TORCH2JAX)
 
 
 def not_in_this_torch(name: str) -> bool:
