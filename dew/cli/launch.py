@@ -49,7 +49,8 @@ class Launch:
         """
         with _reserved_port() as port:
             children = Children(
-                [sys.executable, "-m", "dew", *self.command],
+                # -P: no file of the working folder stands in for a module.
+                [sys.executable, "-P", "-m", "dew", *self.command],
                 [self._environment(index, port) for index in range(self.processes)],
             )
             return children.run()

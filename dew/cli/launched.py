@@ -30,7 +30,8 @@ def join_launched() -> None:
         ValueError: the variables that say which of several it is are not complete, or
             out of range.
     """
-    if LAUNCHER in os.environ:
+    # What this process starts has another stdin.
+    if os.environ.pop(LAUNCHER, None):
         threading.Thread(target=_end_with_launcher, daemon=True).start()
     if not is_one_of_several():
         return

@@ -37,11 +37,29 @@ def signalled(run: Children, *numbers: int, when: Callable[[], bool]) -> int:
             os.kill(os.getpid(), number)
             time.sleep(0.3)
 
+    # Under nohup or a shell's & they are ignored, and the launcher leaves it at that.
+    before = {n: signal.signal(n, signal.SIG_DFL) for n in set(numbers)}
     thread = threading.Thread(target=send)
     thread.start()
-    code = run.run()
-    thread.join()
-    return code
+    try:
+        return run.run()
+    finally:
+        thread.join()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_a_signal_that_is_ignored_stays_ignored(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        run = children("print(signal.getsignal(1) is signal.SIG_IGN, file=sys.stderr)")
+        assert run.run() == 0
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert capfd.readouterr().err == "True\n"
 
 
 def last_line(capfd: pytest.CaptureFixture[str]) -> str:

@@ -367,8 +367,11 @@ def test_processes_write_the_cache_that_one_does(
 
 @pytest.mark.full
 def test_bad_input_of_all_processes_is_one_line(model: Path, tmp_path: Path) -> None:
+    # Files beside the user are no modules, for processes as for the command alone.
+    (tmp_path / "json.py").write_text("raise ImportError('a file of the user')")
     command = pretrain(model, tmp_path / "nowhere", tmp_path / "run")
-    ended = launched(tmp_path, *command)
+    ended = launched(tmp_path, *command, cwd=tmp_path)
+    trial("bad input of all", ended)
     assert ended.code == 2
     fault = f"the data cannot be read: {tmp_path / 'nowhere'} does not exist"
     assert ended.err == f"dew: error: {fault}\n"

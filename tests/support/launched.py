@@ -36,7 +36,11 @@ class Started:
     """A running command, whose output goes to files."""
 
     def __init__(
-        self, folder: Path, command: Sequence[str], environment: Mapping[str, str]
+        self,
+        folder: Path,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        cwd: Path = ROOT,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._files = folder / "stdout", folder / "stderr"
@@ -44,7 +48,7 @@ class Started:
         with self._files[0].open("wb") as out, self._files[1].open("wb") as err:
             self.process = subprocess.Popen(
                 command,
-                cwd=ROOT,
+                cwd=cwd,
                 env={
                     **os.environ,
                     "XLA_FLAGS": FLAGS,
@@ -54,6 +58,7 @@ class Started:
                 stdout=out,
                 stderr=err,
                 stdin=subprocess.DEVNULL,
+                preexec_fn=_heed_signals,
             )
 
     def until(self, ready: Callable[[], bool], timeout_s: float = 180) -> None:
@@ -92,9 +97,11 @@ class Started:
 class Launched(Started):
     """A running `dew launch`."""
 
-    def __init__(self, folder: Path, *command: Any, processes: int = 2) -> None:
+    def __init__(
+        self, folder: Path, *command: Any, processes: int = 2, cwd: Path = ROOT
+    ) -> None:
         launch = ["launch", "--processes", str(processes), "--", *map(str, command)]
-        super().__init__(folder, [sys.executable, "-m", "dew", *launch], {})
+        super().__init__(folder, [sys.executable, "-P", "-m", "dew", *launch], {}, cwd)
 
     def ranks(self) -> dict[int, int]:
         """Returns the process ids of the launched processes by their index."""
@@ -112,9 +119,9 @@ class Launched(Started):
         os.kill(self.process.pid if rank is None else self.ranks()[rank], number)
 
 
-def launched(folder: Path, *command: Any, processes: int = 2) -> Ended:
-    """Runs a command as several processes to its end."""
-    return Launched(folder, *command, processes=processes).end()
+def launched(folder: Path, *command: Any, cwd: Path = ROOT) -> Ended:
+    """Runs a command as two processes to its end."""
+    return Launched(folder, *command, cwd=cwd).end()
 
 
 def on_hosts(folder: Path, *commands: Sequence[str]) -> list[Ended]:
@@ -163,6 +170,12 @@ def all_gone(pids: dict[int, int], within_s: float) -> float:
         assert time.monotonic() - began < within_s, f"{pids} are alive"
         time.sleep(0.05)
     return time.monotonic() - began
+
+
+def _heed_signals() -> None:
+    """Undoes what nohup and a shell's & do: tests of signals may run under either."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _index(pid: int) -> int:
