@@ -86,6 +86,8 @@ def _conv_transpose(
     kernel = jnp.swapaxes(kernel, 1, 2).reshape(
         -1, weight.shape[0] // groups, *weight.shape[2:]
     )
+    # An output reads all inputs whose windows would have covered it: the kernel turned
+    # round, over inputs that stand `stride` apart, from one kernel before the edge.
     edges = [
         (d * (k - 1) - p, d * (k - 1) - p + e)
         for k, d, p, e in zip(weight.shape[2:], dilation, padding, extra, strict=True)
@@ -155,6 +157,7 @@ def _max_pool(
             x.shape[2:], kernel, strides, pads, dilations, strict=True
         )
     ]
+    # From -inf, so that padding never is the largest.
     out = jax.lax.reduce_window(
         x,
         -jnp.inf,
@@ -225,6 +228,8 @@ def _adaptive_avg_pool(self: Array, output_size: Sizes, *, rank: int) -> Array:
     """Averages each axis over torch's bins: floor(i·n/m) to ceil((i+1)·n/m)."""
     sizes = _each(output_size, rank)
     out = widen(self)
+    # Bins may overlap and differ in length, as no window does: a product with a table
+    # of their weights averages one axis at a time.
     for offset, bins in enumerate(sizes):
         axis = self.ndim - rank + offset
         length = self.shape[axis]
@@ -245,6 +250,8 @@ def _unfold(
 ) -> Array:
     x, single = _with_batch(input, 2)
     kernel, dilation = _each(kernel_size, 2), _each(dilation, 2)
+    # Patches are cut by a conv with kernels of one 1: at a lower precision an
+    # accelerator would round the numbers that it copies.
     patches = jax.lax.conv_general_dilated_patches(
         x,
         kernel,

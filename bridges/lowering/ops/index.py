@@ -79,6 +79,8 @@ def _masked_put(
 def _masked_scatter(self: Array, mask: Array, source: Array) -> Array:
     """Fills the true places with `source`'s elements in order."""
     mask = jnp.broadcast_to(mask, self.shape)
+    # The nth true place takes element n of the source; clipped, since places before the
+    # first true one have -1 and are not read.
     order = (jnp.cumsum(mask.ravel()) - 1).reshape(self.shape)
     return jnp.where(mask, jnp.take(source.ravel(), order, mode="clip"), self)
 
@@ -118,6 +120,7 @@ def _scatter_add(self: Array, dim: int, index: Array, src: Any) -> Array:
 
 
 def _crop_source(self: Array, index: Array, src: Any) -> Array:
+    # Torch reads no more of the source than the corner that has the index's shape.
     src = jnp.asarray(src).astype(self.dtype)
     return src[tuple(slice(n) for n in index.shape)] if src.ndim else src
 
@@ -138,6 +141,7 @@ def _scatter_reduce(
     if reduce == "mean":
         return _scatter_mean(self, grid, src, include_self)
     start = {"sum": 0, "prod": 1, "amax": -jnp.inf, "amin": jnp.inf}[reduce]
+    # Places that are written to start anew; all others keep what they have.
     if not include_self:
         self = self.at[grid].set(start)
     place = self.at[grid]
@@ -188,6 +192,7 @@ def _sort(
 ) -> tuple[Array, Array]:
     if self.ndim == 0:
         return self, jnp.zeros((), jnp.int32)
+    # Values are taken by the order, so that each passes its gradient to its own place.
     order = jnp.argsort(self, axis=dim, descending=descending, stable=True)
     return jnp.take_along_axis(self, order, axis=dim), order
 
@@ -215,6 +220,7 @@ def _topk(
     if largest:
         values, indices = jax.lax.top_k(last, k)
     else:
+        # Not the largest of the negatives: the least integer has none.
         values, indices = (part[..., :k] for part in _sort(last))
     return jnp.moveaxis(values, -1, dim), jnp.moveaxis(indices, -1, dim)
 
