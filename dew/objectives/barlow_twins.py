@@ -10,6 +10,7 @@ from flax import struct
 from jaxtyping import Array, Float
 
 from dew.objectives.base import Aux, InputSpec, Step
+from dew.objectives.masking import without_uncounted
 from dew.objectives.model import ModelObjective
 from dew.typing import Batch, Variables
 
@@ -54,14 +55,15 @@ class BarlowTwins(ModelObjective[CrossMoments]):
         """The sums of both views' embeddings, of their squares and products."""
         # One pass over both views, interleaved: rows 2i and 2i + 1 are views of record
         # i, so a batch split over devices keeps a record's views on one device.
-        views = {n: rearrange(batch[n], "b v ... -> (b v) ...") for n in self.reads}
+        records = {name: batch[name] for name in self.reads}
+        if "loss_mask" in batch:
+            records = without_uncounted(records, batch["loss_mask"].astype(bool))
+        views = {n: rearrange(x, "b v ... -> (b v) ...") for n, x in records.items()}
         outputs, _ = self.forward(params, views, step, train=True)
         pairs = rearrange(self.logits(outputs), "(b v) d -> v b d", v=2)
         weights = jnp.ones(pairs.shape[1], pairs.dtype)
         if "loss_mask" in batch:
             weights = batch["loss_mask"].astype(pairs.dtype)
-        # Replaced, not only multiplied by zero: 0 · NaN would reach the sums.
-        pairs = jnp.where(weights[None, :, None] > 0, pairs, 0)
         stats = CrossMoments(
             count=jnp.sum(weights),
             sums=jnp.einsum("b,vbd->vd", weights, pairs),

@@ -15,6 +15,7 @@ from dew.objectives.model import ModelObjective
 from dew.objectives.tokens import (
     TokenScores,
     TokenStates,
+    clean_tokens,
     next_token_weights,
     token_inputs,
     token_scores,
@@ -113,7 +114,7 @@ class CausalLM(ModelObjective[Mean]):
             opened=(*self._reported(train), *opened),
         )
         logits = self.logits(outputs)
-        losses = next_token_losses(logits, batch["tokens"])
+        losses = next_token_losses(logits, clean_tokens(batch))
         weights = next_token_weights(batch)
         prediction = Prediction(logits, losses, weights, outputs.hidden)
         aux = Aux(qk_stats=sown.get("qk") if self._reported(train) else None)
@@ -156,7 +157,7 @@ class CausalLM(ModelObjective[Mean]):
 
     def labels(self, batch: Batch, step: Step) -> Int[Array, "batch seq"]:
         """The token that follows each position."""
-        return next_tokens(batch["tokens"])
+        return next_tokens(clean_tokens(batch))
 
     def splits(self, params: Variables) -> tuple[Source, Variables]:
         """The model, and its variables with frozen leaves put back."""

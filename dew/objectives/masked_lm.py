@@ -60,8 +60,8 @@ class MaskedLM(ModelObjective[Mean]):
     Of the tokens that are neither padding nor one of `special_ids`, the share `rate` is
     hidden as in BERT, drawn anew by each step's key. A batch may have its own `labels`
     [batch, seq], negative where nothing is predicted, for tokens that are masked
-    already. Any model with logits over the vocabulary will do; `token_type_ids` are
-    passed to it where a batch has them.
+    already; those of padding do not count. Any model with logits over the vocabulary
+    will do; `token_type_ids` are passed to it where a batch has them.
     """
 
     seq_len: int
@@ -140,7 +140,7 @@ class MaskedLM(ModelObjective[Mean]):
         """The model's input tokens, and the labels, negative where not predicted."""
         tokens = batch["tokens"]
         if "labels" in batch:
-            return tokens, batch["labels"]
+            return tokens, jnp.where(real_tokens(batch), batch["labels"], IGNORED)
         special = jnp.isin(tokens, jnp.asarray(self.special_ids, tokens.dtype))
         return hide_tokens(
             tokens,

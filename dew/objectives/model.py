@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from dew.objectives.base import EMASpec, InputSpec, Loss, Objective, Step
+from dew.objectives.masking import padding_id, without_masked
 from dew.source import Source
 from dew.state import TrainState
 from dew.tasks.base import Task
@@ -129,7 +130,8 @@ def forward(
 ) -> tuple[Outputs, Variables]:
     """One forward pass, and the `opened` collections that layers write during it.
 
-    Dropout is on in training, drawn by the step's key.
+    Dropout is on in training, drawn by the step's key. Whatever stands behind a mask is
+    replaced first.
 
     Raises:
         ValueError: the model leaves nothing in one of the opened collections.
@@ -138,7 +140,7 @@ def forward(
     mutable = list(opened) if opened else False
     result = source.model.apply(
         variables,
-        inputs,
+        without_masked(inputs, pad_id=padding_id(source)),
         train=train,
         layers=tuple(layers),
         rngs=rngs,

@@ -3,12 +3,14 @@
 from dataclasses import dataclass
 from typing import no_type_check
 
+import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
 from dew.losses.supervised import Classification, Regression
 from dew.objectives.base import Aux, InputSpec, Mean, Step
+from dew.objectives.masking import without_uncounted
 from dew.objectives.model import ModelObjective, evaluate_scores
 from dew.typing import Batch, Variables
 
@@ -29,11 +31,10 @@ class Supervised(ModelObjective[Mean]):
     """A `criterion` between the model's logits and `labels`, averaged over examples.
 
     Batches hold the inputs that `reads` names, `labels`, and may hold `loss_mask`
-    [batch] (true marks examples that count). `collections` are those that a training
-    pass replaces, such as `batch_stats`; they are computed from every row, so a padded
-    batch should repeat rows.
+    [batch] (true marks examples that count; whatever the others hold, the first that
+    counts is read in their place). `collections` are those that a training pass
+    replaces, such as `batch_stats`, unless no example counts.
 
-    >>> import jax
     >>> from flax import linen as nn
     >>> from dew.source import Source
     >>> from dew.typing import Outputs
@@ -80,15 +81,25 @@ class Supervised(ModelObjective[Mean]):
     def _scores(
         self, params: Variables, batch: Batch, step: Step, *, train: bool
     ) -> tuple[LabelScores, Variables]:
+        inputs = {name: batch[name] for name in self.reads}
+        labels = batch["labels"]
+        counted = jnp.ones(len(labels), bool)
+        if "loss_mask" in batch:
+            counted = batch["loss_mask"].astype(bool)
+            inputs, labels = without_uncounted((inputs, labels), counted)
         outputs, updated = self.forward(
             params,
-            {name: batch[name] for name in self.reads},
+            inputs,
             step,
             train=train,
             opened=self.collections if train else (),
         )
-        logits, labels = self.logits(outputs), batch["labels"]
+        logits = self.logits(outputs)
         losses, weights = self.criterion(logits, labels)
-        if "loss_mask" in batch:
-            weights = jnp.where(batch["loss_mask"].astype(bool), weights, 0)
-        return LabelScores(logits, labels, losses, weights), updated
+        scores = LabelScores(logits, labels, losses, jnp.where(counted, weights, 0))
+        return scores, self._moved(params, updated, jnp.any(counted))
+
+    def _moved(self, params: Variables, new: Variables, moves: Array) -> Variables:
+        """The new collections, or those of `params` where `moves` is false."""
+        old = {name: params[name] for name in new}
+        return jax.tree.map(lambda n, o: jnp.where(moves, n, o), dict(new), old)

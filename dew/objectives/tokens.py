@@ -83,6 +83,11 @@ def token_scores(
     return TokenScores(prediction.losses, prediction.weights)
 
 
+def clean_tokens(batch: Batch) -> Int[Array, "batch seq"]:
+    """The tokens of a batch with 0 for padding, whatever stands there."""
+    return jnp.where(real_tokens(batch), batch["tokens"], 0)
+
+
 def next_token_weights(batch: Batch) -> Float[Array, "batch seq"]:
     """1 where a real token predicts the next real token of its own document, else 0."""
     real = jnp.ones(batch["tokens"].shape, bool)

@@ -24,6 +24,7 @@ from dew.objectives.masked_lm import MaskedLM
 from dew.objectives.seq2seq_lm import Seq2SeqLM
 from dew.objectives.supervised import Supervised
 from dew.tree import cast
+from tests.support.masked import GARBAGE, with_garbage
 from tests.support.models import (
     BALANCED,
     PAIRS,
@@ -47,7 +48,12 @@ KEY = jax.random.key(5)
 def tokens(draw: np.random.Generator) -> dict[str, Any]:
     """Four texts of unequal length; words under a false mask are noise."""
     mask = np.arange(6)[None] < np.asarray([6, 4, 1, 3])[:, None]
-    return {"tokens": draw.integers(0, 11, (4, 6), np.int32), "mask": mask}
+    return {
+        "tokens": draw.integers(0, 11, (4, 6), np.int32),
+        "mask": mask,
+        "positions": np.arange(6, dtype=np.int32)[None] * mask,
+        "segment_ids": mask.astype(np.int32),
+    }
 
 
 def labelled(draw: np.random.Generator) -> dict[str, Any]:
@@ -246,6 +252,20 @@ def test_what_a_mask_covers_changes_nothing(name: str) -> None:
     assert not jnp.array_equal(covered[row.covered], batch[row.covered])
     before, after = (measure(name)(params, [b]) for b in (batch, covered))
     assert_close_for_its_size(after, before)
+
+
+@every_objective
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_no_entry_behind_a_mask_reaches_value_or_gradient(
+    name: str, garbage: tuple[float, int]
+) -> None:
+    row, params, batch = ROWS[name], initial(name)["params"], batch_of(name)
+    spoilt = with_garbage(batch, batch[row.by], *garbage)
+    assert not jnp.array_equal(spoilt[row.covered], batch[row.covered])
+    # Bit equal: what is masked is replaced before anything is computed from it.
+    before, after = (measure(name)(params, [b]) for b in (batch, spoilt))
+    assert_trees_close(after, before, rtol=0)
+    assert all(bool(jnp.all(jnp.isfinite(g))) for g in jax.tree.leaves(after))
 
 
 @every_objective

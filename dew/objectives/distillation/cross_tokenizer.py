@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
@@ -16,6 +17,7 @@ from dew.losses.uld import Spans, SpanScores
 from dew.objectives.base import Objective, Step
 from dew.objectives.distillation.scoring import Scored
 from dew.objectives.distillation.sides import objective_faults
+from dew.objectives.tokens import real_tokens
 from dew.typing import Batch, Variables
 
 
@@ -95,21 +97,23 @@ class CrossTokenizerTeacher:
             )
         # The teacher's row is longer or shorter than the student's: positions and
         # documents of its own, and spans that pair the two.
-        tokens = batch["respelled_tokens"]
+        segments = batch["respelled_segments"]
+        tokens = jnp.where(segments != 0, batch["respelled_tokens"], 0)
         own = {
             "tokens": tokens,
             "positions": batch["respelled_positions"],
-            "segment_ids": batch["respelled_segments"],
+            "segment_ids": segments,
         }
         held = lax.stop_gradient(variables)
         # The average is the student's: a teacher's own does not move.
         step = replace(step, ema=None)
         prediction = self.objective.predict(held, own, step, train=False)[2]
+        real = real_tokens(batch)
         spans = Spans(
-            starts=batch["span_starts"].astype(bool),
-            teacher_at=batch["span_teacher_at"],
-            student_span=batch["span_of_student"],
-            teacher_span=batch["span_of_teacher"],
+            starts=batch["span_starts"].astype(bool) & real,
+            teacher_at=jnp.where(real, batch["span_teacher_at"], 0),
+            student_span=jnp.where(real, batch["span_of_student"], -1),
+            teacher_span=jnp.where(segments != 0, batch["span_of_teacher"], -1),
         )
         scores = SpanScores(prediction.logits, next_tokens(tokens), spans)
         return Scored(
