@@ -8,11 +8,10 @@ two slips do not cost two attempts.
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from fsspec.core import url_to_fs
-from huggingface_hub import HfApi, constants
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from dew import api
 from dew.converters.folder.atomic import check_free
@@ -26,14 +25,6 @@ from dew.runs import RunFolder
 
 HUB_TIMEOUT_S = 10
 """Seconds that the hub has to say whether it has a model."""
-
-
-class Checked(Protocol):
-    """A command whose flags and files can be checked without loading a model."""
-
-    def check(self) -> None:
-        """Raises one ValueError that names every fault of flags and files."""
-        ...
 
 
 def refuse(faults: Sequence[str]) -> None:
@@ -183,21 +174,22 @@ def _remote_faults(address: str) -> list[str]:
     name = address.removeprefix("hf://").removeprefix("models/")
     if not HUB_ID.fullmatch(name):
         return [] if name.endswith(".gguf") else [f"there is no folder {address}"]
-    if constants.HF_HUB_OFFLINE:
-        try:
-            open_folder(address)
-        except ValueError as fault:
-            return [str(fault)]
-        return []
     repository, _, revision = name.partition("@")
     try:
-        HfApi().model_info(repository, revision=revision or None, timeout=HUB_TIMEOUT_S)
-    except (HfHubHTTPError, HFValidationError) as error:
+        snapshot_download(repository, revision=revision or None, local_files_only=True)
+    except (LocalEntryNotFoundError, HFValidationError):
+        return _hub_faults(address, repository, revision or None)
+    return []
+
+
+def _hub_faults(address: str, repository: str, revision: str | None) -> list[str]:
+    """Asks the hub for a model that its cache here does not have."""
+    try:
+        HfApi().model_info(repository, revision=revision, timeout=HUB_TIMEOUT_S)
+    # Each version of the package has another HTTP library, and lets its errors through.
+    except Exception as error:
         reason = str(error).strip().splitlines()[0]
         return [f"{address} is neither here nor to be had from the hub: {reason}"]
-    except OSError:
-        # A hub that does not answer may still be served from the cache when loading.
-        return []
     return []
 
 

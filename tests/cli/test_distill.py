@@ -134,9 +134,16 @@ def test_a_cache_is_written_once_and_taught_from(
         capsys,
         *("distill", "--student", student, "--teacher-road", "cache"),
         *("--cache", tmp_path / "cache", "--out", tmp_path / "run", *RUN),
+        *("--terms", "kl", "student_loss=0.5"),
     )
     assert code == 0, result
     assert result["certificate"]["passed"]
+    terms = {name: np.asarray(values) for name, values in result["terms"].items()}
+    own = terms["student_loss"]
+    np.testing.assert_allclose(own, terms["watch/cross_entropy"], rtol=RTOL["float32"])
+    np.testing.assert_allclose(
+        result["losses"], terms["forward_kl"] + own / 2, rtol=RTOL["float32"]
+    )
     other = [*cache[:-1], 8]
     code, complaint = dew(capsys, *other)
     assert code == 2
