@@ -124,7 +124,7 @@ class BlockStack(nn.Module):
     ) -> tuple[Array, dict[int, Array]]:
         # Weights are stored one block at a time, as a checkpoint has them, and stacked
         # within the compiled step: the variables of both executions are the same.
-        view = StackView(tuple(str(i) for i in range(self.config.layers)))
+        view = stack_view(self.config)
         bank = {name: view.stack(node) for name, node in self.variables.items()}
         writable = {*bank, *SOWN}
         open_for_writing = [c for c in writable if self.is_mutable_collection(c)]
@@ -165,6 +165,11 @@ class StackView:
         }
 
 
+def stack_view(config: TransformerConfig) -> StackView:
+    """Returns the view by which a scan stacks all blocks of a config."""
+    return StackView(tuple(str(i) for i in range(config.layers)))
+
+
 @dataclass(frozen=True)
 class DecoderBank:
     """Blocks of a scanned stack: their path below each collection, and their view."""
@@ -178,7 +183,10 @@ class Scanned(Protocol):
     """A model that declares the stacks which it scans."""
 
     def banks(self) -> tuple[DecoderBank, ...]:
-        """Returns the scanned stacks; empty where blocks are unrolled."""
+        """Returns the scanned stacks; empty where blocks are unrolled.
+
+        Whether a stack is scanned is a field of the model, `scan`.
+        """
         ...
 
 

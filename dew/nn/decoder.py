@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from dew.nn.attention import Context, visible_keys
-from dew.nn.block import BlockStack, DecoderBank, Remat, StackView
+from dew.nn.block import BlockStack, DecoderBank, Remat, stack_view
 from dew.nn.config import DecoderConfig
 from dew.nn.embedding import (
     TokenEmbedding,
@@ -248,9 +248,9 @@ class Decoder(nn.Module):
     @nn.nowrap
     def banks(self) -> tuple[DecoderBank, ...]:
         """Returns the scanned stacks; empty where blocks are unrolled."""
-        names = tuple(str(i) for i in range(self.config.layers))
-        is_scanned = self.scan and self.config.is_uniform
-        return (DecoderBank(("layers",), StackView(names)),) if is_scanned else ()
+        if not (self.scan and self.config.is_uniform):
+            return ()
+        return (DecoderBank(("layers",), stack_view(self.config)),)
 
 
 def read_cached(

@@ -261,6 +261,9 @@ class Objective(ABC, Generic[Loss, Effects]):
 
     Each names the path of a decoder below every collection, and the view between its
     canonical layers and the stacked bank. Variables and optimizer trees stay canonical.
+    They are declared, for whoever takes a snapshot of the execution: that stacks are
+    scanned is the model's choice (`scan`, `--stack`), which stacks by the same view in
+    every compiled step.
     """
 
     initializer: Initializer | Any = _Computed(_bound_init)
