@@ -217,7 +217,7 @@ def test_data_that_one_host_lacks_ends_all_and_is_named(
     first, second = on_hosts(tmp_path, *commands)
     trial("data missing on one host, process 0", first)
     trial("data missing on one host, process 1", second)
-    fault = f"the data cannot be read: {folders[1]} does not exist"
+    fault = f"--data: {folders[1]} does not exist"
     assert (first.code, second.code) == (2, 2)
     assert second.last == f"dew: error: {fault}"
     assert first.last.startswith("dew: error: process 1 failed")
@@ -373,5 +373,5 @@ def test_bad_input_of_all_processes_is_one_line(model: Path, tmp_path: Path) -> 
     ended = launched(tmp_path, *command, cwd=tmp_path)
     trial("bad input of all", ended)
     assert ended.code == 2
-    fault = f"the data cannot be read: {tmp_path / 'nowhere'} does not exist"
+    fault = f"--data: {tmp_path / 'nowhere'} does not exist"
     assert ended.err == f"dew: error: {fault}\n"

@@ -6,7 +6,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,11 @@ class Started:
         folder.mkdir(parents=True, exist_ok=True)
         self._files = folder / "stdout", folder / "stderr"
         self.asked_at = time.monotonic()
-        with self._files[0].open("wb") as out, self._files[1].open("wb") as err:
+        with (
+            self._files[0].open("wb") as out,
+            self._files[1].open("wb") as err,
+            _heeding_signals(),
+        ):
             self.process = subprocess.Popen(
                 command,
                 cwd=cwd,
@@ -58,7 +63,6 @@ class Started:
                 stdout=out,
                 stderr=err,
                 stdin=subprocess.DEVNULL,
-                preexec_fn=_heed_signals,
             )
 
     def until(self, ready: Callable[[], bool], timeout_s: float = 180) -> None:
@@ -82,9 +86,11 @@ class Started:
         try:
             code = self.process.wait(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            self.process.send_signal(signal.SIGTERM)
-            time.sleep(1)
-            self.process.send_signal(signal.SIGTERM)
+            # The second signal ends a launcher and all it started at once.
+            for _ in range(2):
+                self.process.send_signal(signal.SIGTERM)
+                time.sleep(1)
+            self.process.wait(timeout=30)
             raise
         return Ended(
             code=code if code >= 0 else 128 - code,
@@ -172,10 +178,18 @@ def all_gone(pids: dict[int, int], within_s: float) -> float:
     return time.monotonic() - began
 
 
-def _heed_signals() -> None:
-    """Undoes what nohup and a shell's & do: tests of signals may run under either."""
-    for number in (signal.SIGINT, signal.SIGHUP):
+@contextmanager
+def _heeding_signals() -> Iterator[None]:
+    """Undoes what nohup and a shell's & do: what is ignored here, a child ignores."""
+    numbers = (signal.SIGINT, signal.SIGHUP)
+    ignored = [n for n in numbers if signal.getsignal(n) == signal.SIG_IGN]
+    for number in ignored:
         signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _index(pid: int) -> int:
