@@ -56,6 +56,7 @@ INSIDE = {
             "supervised",
         ),
         ("tokens", "model"),
+        ("masking",),
         ("base",),
     ),
 }
