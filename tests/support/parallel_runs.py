@@ -85,12 +85,13 @@ class FailingTracker:
 
     name = "failing"
 
-    def start(self, config: Mapping[str, object], *, step: int) -> None: ...
+    def start(self, config: Mapping[str, object], *, step: int = 0) -> None: ...
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         raise OSError("no room for logs")
 
-    def finish(self) -> None: ...
+    def finish(self) -> tuple[str, ...]:
+        return ()
 
 
 class Happens(Callback):
@@ -100,8 +101,14 @@ class Happens(Callback):
         self.hook, self.step, self.what = hook, step, what
         self.faults: list[str] = []
 
+    def on_start(self, step: int, steps: int) -> None:
+        self._at("start", step)
+
     def on_log(self, log: Log) -> None:
         self._at("log", log.step)
+
+    def on_eval(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._at("eval", step)
 
     def on_preview(self, step: int, name: str, preview: object) -> None:
         self._at("preview", step)
