@@ -163,10 +163,9 @@ def loop(x):
     return jax.lax.while_loop(lambda y: y > 0, lambda y: y * 3 % 101 + 1, x)
 
 with stop_signals():
-    # Native code that never comes back to Python, as a compilation for long.
-    started = jax.jit(loop)(1)
     print("started", flush=True)
-    started.block_until_ready()
+    # Native code that never comes back to Python, as a compilation for long.
+    jax.jit(loop)(1).block_until_ready()
 """
 
 
@@ -180,11 +179,13 @@ def test_a_second_ctrl_c_ends_a_process_at_once_in_native_code() -> None:
     with process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"started\n"
-        process.send_signal(signal.SIGINT)
-        time.sleep(0.5)
-        assert process.poll() is None
-        process.send_signal(signal.SIGINT)
         try:
+            # By then it is in the loop.
+            time.sleep(2)
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+            assert process.poll() is None
+            process.send_signal(signal.SIGINT)
             assert process.wait(timeout=30) == 130
         finally:
             process.kill()
