@@ -233,12 +233,16 @@ def save(
     )
 
 
-def trained(run: str | os.PathLike[str], *, ema: bool = True) -> TextGeneration:
+def trained(
+    run: str | os.PathLike[str], *, ema: bool = True, verify: bool = True
+) -> TextGeneration:
     """Returns a text generator with the variables of a run's newest checkpoint.
 
     Args:
         run: the run's folder.
         ema: whether averaged variables are taken where the run keeps them.
+        verify: whether the checkpoint is compared with its checksums; where it is
+            damaged, the newest intact one is taken, with a line on stderr.
 
     Raises:
         ValueError: the folder holds no run, or no checkpoint yet.
@@ -250,7 +254,7 @@ def trained(run: str | os.PathLike[str], *, ema: bool = True) -> TextGeneration:
         source = pad_vocabulary(source, model.pad_vocab)
     if model.lora is not None:
         source = adapt(source, Lora(**model.lora), key=jax.random.key(0))
-    checkpoints = Checkpoints(folder.checkpoints)
+    checkpoints = Checkpoints(folder.checkpoints, verify=verify)
     try:
         variables = student_variables(checkpoints.variables(ema=ema))
         # Copied out of the checkpoint before it is closed.

@@ -10,13 +10,14 @@ import tyro
 from rich.console import Console
 
 from dew import api
-from dew.cli.inputs import (
     local_folder,
     model_faults,
     output_faults,
     refuse,
     run_faults,
 )
+from dew.cli.flags import OnOff
+from dew.cli.inputs import (
 from dew.cli.report import show
 from dew.converters.lora.adapters import Adapted
 from dew.converters.save import bytes_of
@@ -38,6 +39,8 @@ class Export:
     """Merge the adapter into the weights, and write the whole model."""
     adapter_only: bool = False
     """Write only the adapter's folder; an error for a model without an adapter."""
+    verify_checkpoints: OnOff = "on"
+    """Whether a run's checkpoint is compared with its checksums when it is read."""
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print one JSON object instead of a table."""
 
@@ -70,8 +73,11 @@ class Export:
     def run(self) -> int:
         """Exports and certifies the model, and prints the result."""
         console = Console(stderr=True)
-        is_run = api.is_run(self.model)
-        task = api.trained(self.model) if is_run else api.load(self.model)
+        task: api.Saveable
+        if api.is_run(self.model):
+            task = api.trained(self.model, verify=self.verify_checkpoints == "on")
+        else:
+            task = api.load(self.model)
         if self.adapter_only and (self.merge or not isinstance(task.source, Adapted)):
             raise ValueError(
                 "--adapter-only needs a model with an adapter, and no --merge; "

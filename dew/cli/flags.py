@@ -15,6 +15,8 @@ from dew.nn.decoder import Remat
 from dew.runs import RunFolder
 from dew.training.trackers import TRACKERS
 
+OnOff = Literal["on", "off"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingFlags:
@@ -79,6 +81,10 @@ class TrainingFlags:
     """Steps between evaluations; by default only before and after training."""
     checkpoint_every: int = 500
     """Steps between checkpoints; one is always saved after the last step."""
+    keep_checkpoints: int = 2
+    """Newest checkpoints kept; with two, a damaged one is replaced by its elder."""
+    verify_checkpoints: OnOff = "on"
+    """Whether a checkpoint is compared with its checksums when it is read."""
     track: tuple[str, ...] = ()
     """Trackers beside logs/metrics.jsonl: tensorboard, wandb, trackio."""
     profile: Path | None = None

@@ -20,7 +20,7 @@ from dew.nn.decoder import Decoder
 from dew.objectives.base import AnyObjective
 from dew.objectives.metrics import token_metrics
 from dew.runs import RunFolder, TrainedModel
-from dew.training.checkpoint import Checkpoints
+from dew.training.checkpoint import Checkpoints, Keep
 from dew.training.evaluation import Evaluation
 from dew.training.logs import Log
 from dew.training.optimizers import OPTIMIZERS
@@ -231,7 +231,12 @@ def _trainer(
         if is_split
         else None,
         accumulation=flags.accumulation,
-        checkpoints=Checkpoints(folder.checkpoints, every=flags.checkpoint_every),
+        checkpoints=Checkpoints(
+            folder.checkpoints,
+            every=flags.checkpoint_every,
+            keep=Keep(last=flags.keep_checkpoints),
+            verify=flags.verify_checkpoints == "on",
+        ),
         tracker=join_trackers(*(tracker_by_name(t, folder.logs) for t in trackers)),
         run_config=flags.config(),
         callbacks=(display,),

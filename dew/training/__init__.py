@@ -10,7 +10,7 @@ with epy.lazy_api_imports(globals()):
         process_phase,
     )
     from dew.training.callbacks import Callback
-    from dew.training.checkpoint import Checkpoints, Keep
+    from dew.training.checkpoint import Checkpoints, DamagedCheckpointError, Keep
     from dew.training.evaluation import Evaluation
     from dew.training.logs import Commit, Log, TrainingError
     from dew.training.optimizers import OPTIMIZERS, adafactor, adamw, lion, muon, sgd
@@ -42,6 +42,7 @@ __all__ = [
     "Callback",
     "Checkpoints",
     "Commit",
+    "DamagedCheckpointError",
     "Evaluation",
     "Keep",
     "Log",

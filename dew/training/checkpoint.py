@@ -1,36 +1,47 @@
 """Checkpoints by orbax: asynchronous, atomic, and complete down to the data position.
 
 Leaves that a run holds and never moves are not written where the objective supplies
-them; their content hash is, and resuming with other weights is an error.
+them; their content hash is, and resuming with other weights is an error. Of all others
+there are checksums beside them, compared when a checkpoint is read.
 """
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path as FilePath
-from typing import Any
+from textwrap import shorten
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
-from etils import epath
+from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers as managers
+from rich.console import Console
 
 from dew.objectives.base import AnyObjective
 from dew.state import TrainState
+from dew.training.checksums import array_checksum, checksum_text, json_checksum
+from dew.training.event_loops import one_error_only
 from dew.training.held import held_hashes, held_paths, leaf_hash, supplied_paths
 from dew.tree import array_text, unflatten
 from dew.typing import Path, Variables
+
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Keep:
     """Which checkpoints are kept: the `last` n, every `period` commits, and the best.
 
-    `best` names an evaluation metric, such as `validation/perplexity`, of which the
-    lowest value is best, or with `higher` the highest.
+    With fewer than two there may be nothing to go back to from a damaged one. `best`
+    names an evaluation metric, such as `validation/perplexity`, of which the lowest
+    value is best, or with `higher` the highest.
     """
 
-    last: int = 1
+    last: int = 2
     period: int | None = None
     best: str | None = None
     higher: bool = False
@@ -61,7 +72,8 @@ def _policy(keep: Keep) -> managers.AnyPreservationPolicy:
 class Checkpoints:
     """The checkpoints of one run, in one folder, named by commit.
 
-    `every` is the period in commits at which a trainer saves.
+    `every` is the period in commits at which a trainer saves. Every checkpoint has
+    checksums; without `verify` they are not compared when one is read.
 
     >>> import jax, tempfile, dew
     >>> from dew.objectives.causal_lm import CausalLM
@@ -80,12 +92,18 @@ class Checkpoints:
     """
 
     def __init__(
-        self, folder: str | FilePath, *, every: int = 500, keep: Keep | None = None
+        self,
+        folder: str | FilePath,
+        *,
+        every: int = 500,
+        keep: Keep | None = None,
+        verify: bool = True,
     ) -> None:
         if every < 1:
             raise ValueError(f"Checkpoints.every must be >= 1, got {every}")
         self.folder = FilePath(folder).absolute()
         self.every = every
+        self.verify = verify
         self.keep = Keep() if keep is None else keep
         best = self.keep.best
         options = ocp.CheckpointManagerOptions(
@@ -135,7 +153,13 @@ class Checkpoints:
         }
         # Shapes and hashes stand beside the arrays, so that a checkpoint of another run
         # is refused by name before orbax reads, and reshapes or fails on, any of it.
-        meta = {"held": hashes, "leaves": {n: array_text(x) for n, x in moving.items()}}
+        meta = {
+            "held": hashes,
+            "leaves": {n: array_text(x) for n, x in moving.items()},
+            "checksums": _checksums(moving),
+            "data": json_checksum({"position": data}),
+        }
+        meta["checksum"] = json_checksum(meta)
         self.wait()
         self._manager.save(
             step,
@@ -160,69 +184,39 @@ class Checkpoints:
         """Returns a saved state, placed as `state` is, and the data's position.
 
         `state` is a new run's: it gives the structure, and the leaves at `held`, as
-        `save` takes it.
+        `save` takes it. Where the newest checkpoint is damaged, the newest intact one
+        is taken, with a line on stderr, and the damaged ones are renamed, so that the
+        run can save anew.
 
         Raises:
-            ValueError: there is no such checkpoint, it is of another model, or its run
-                was trained over other held weights.
+            ValueError: there is no such checkpoint, or none that is intact, or it is of
+                another model, or its run was trained over other held weights.
         """
-        step = self._resolve_step(step)
-        meta = self._meta(step)
-        leaves = _leaves(state)
         hashes = self._hashes(state, objective, held)
-        self._check(meta, leaves, _comparable(hashes, meta, leaves), step)
-        # With the new run's shardings each process reads its own part of an array,
-        # whatever mesh wrote it; held leaves are in no checkpoint and stay.
-        target = {
-            name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-            for name, x in leaves.items()
-            if name in meta["leaves"]
-        }
-        saved = self._manager.restore(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardRestore(target), data=ocp.args.JsonRestore()
-            ),
-        )
-        self._check_written(saved["state"], hashes, step)
-        restored = _with_leaves(state, {**leaves, **saved["state"]})
-        return restored, saved["data"]["position"]
+
+        def read(step: int) -> tuple[TrainState, Any]:
+            return self._read_state(state, hashes, step)
+
+        restored, damaged = self._newest_intact(read, step)
+        if damaged:
+            self._set_aside(damaged)
+        return restored
 
     def variables(self, *, step: int | None = None, ema: bool = True) -> Variables:
         """Returns the variables of a saved state, without reading its optimizer.
 
         With `ema`, averaged leaves replace live ones where the run kept an average.
-        Held leaves are absent: they were not written.
+        Held leaves are absent: they were not written. A damaged checkpoint is passed
+        over as in `restore`, and left in its place.
 
         Raises:
-            ValueError: there is no such checkpoint.
+            ValueError: there is no such checkpoint, or none that is intact.
         """
-        step = self._resolve_step(step)
-        folder, handler = (
-            epath.Path(self.folder / str(step) / "state"),
-            ocp.PyTreeCheckpointHandler(),
-        )
-        prefixes = ("variables/", "ema/") if ema else ("variables/",)
-        here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        target = {
-            name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here)
-            for name, leaf in handler.metadata(folder).tree.items()
-            if name.startswith(prefixes)
-        }
-        saved = ocp.Checkpointer(handler).restore(
-            folder,
-            args=ocp.args.PyTreeRestore(
-                item=target,
-                restore_args=ocp.checkpoint_utils.construct_restore_args(target),
-                partial_restore=True,
-            ),
-        )
-        live, averaged = (
-            {n.removeprefix(head): x for n, x in saved.items() if n.startswith(head)}
-            for head in ("variables/", "ema/")
-        )
-        leaves = {tuple(name.split("/")): x for name, x in (live | averaged).items()}
-        return unflatten(leaves)
+
+        def read(step: int) -> Variables:
+            return self._read_variables(step, ema)
+
+        return self._newest_intact(read, step)[0]
 
     def wait(self) -> None:
         """Blocks until every started checkpoint is on disk.
@@ -253,9 +247,142 @@ class Checkpoints:
             )
         return step
 
-    def _meta(self, step: int) -> Any:
-        args = ocp.args.Composite(meta=ocp.args.JsonRestore())
-        return self._manager.restore(step, args=args)["meta"]
+    def _newest_intact(
+        self, read: Callable[[int], Read], step: int | None
+    ) -> tuple[Read, list[int]]:
+        """Reads `step`, or the newest intact checkpoint; returns the damaged, too."""
+        newest = self._resolve_step(step)
+        candidates = [newest] if step is not None else self.steps()[::-1]
+        damages: dict[int, str] = {}
+        for candidate in candidates:
+            try:
+                found = read(candidate)
+            except DamagedCheckpointError as damage:
+                damages[candidate] = str(damage)
+                continue
+            for damaged, fault in damages.items():
+                _tell(
+                    f"the checkpoint of commit {damaged} in {self.folder} is damaged "
+                    f"({fault}); that of commit {candidate} is taken in its place"
+                )
+            return found, list(damages)
+        faults = "; ".join(f"commit {at}: {fault}" for at, fault in damages.items())
+        others = [at for at in self.steps() if at not in damages]
+        instead = f"give step= one of {others}, " if others else ""
+        raise DamagedCheckpointError(
+            f"{self.folder} has no intact checkpoint to read: {faults}; {instead}copy "
+            "the files again if there is another copy, or start in another folder"
+        )
+
+    def _set_aside(self, steps: Sequence[int]) -> None:
+        """Renames checkpoints, so that their commits can be saved again."""
+        if jax.process_index() == 0:
+            for step in steps:
+                target, count = self.folder / f"damaged-{step}", 1
+                while target.exists():
+                    count += 1
+                    target = self.folder / f"damaged-{step}-{count}"
+                (self.folder / str(step)).rename(target)
+                _tell(f"the damaged checkpoint is kept as {target}")
+        if jax.process_count() > 1:
+            multihost_utils.sync_global_devices("dew.checkpoints.set_aside")
+        self._manager.reload()
+
+    def _read_state(
+        self, state: TrainState, hashes: Mapping[str, str], step: int
+    ) -> tuple[TrainState, Any]:
+        meta = self._read_meta(step)
+        leaves = _leaves(state)
+        self._check(meta, leaves, _comparable(hashes, meta, leaves), step)
+        # With the new run's shardings each process reads its own part of an array,
+        # whatever mesh wrote it; held leaves are in no checkpoint and stay.
+        target = {
+            name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+            for name, x in leaves.items()
+            if name in meta["leaves"]
+        }
+        arrays = self._read_arrays(step, meta, target)
+        data = self._read_json(step, "data")
+        if self._has_checksums(meta) and json_checksum(data) != meta["data"]:
+            raise DamagedCheckpointError("the data's position differs from its hash")
+        self._check_written(arrays, hashes, step)
+        return _with_leaves(state, {**leaves, **arrays}), data["position"]
+
+    def _read_variables(self, step: int, ema: bool) -> Variables:
+        meta = self._read_meta(step)
+        prefixes = ("variables/", "ema/") if ema else ("variables/",)
+        here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        target = {
+            name: _shape_of(text, here)
+            for name, text in meta["leaves"].items()
+            if name.startswith(prefixes)
+        }
+        saved = self._read_arrays(step, meta, target)
+        live, averaged = (
+            {n.removeprefix(head): x for n, x in saved.items() if n.startswith(head)}
+            for head in ("variables/", "ema/")
+        )
+        leaves = {tuple(name.split("/")): x for name, x in (live | averaged).items()}
+        return unflatten(leaves)
+
+    def _read_arrays(
+        self,
+        step: int,
+        meta: Mapping[str, Any],
+        target: Mapping[str, jax.ShapeDtypeStruct],
+    ) -> dict[str, Any]:
+        """Reads leaves by name, and compares them with their checksums."""
+        args = ocp.args.PyTreeRestore(
+            item=dict(target),
+            restore_args=ocp.checkpoint_utils.construct_restore_args(dict(target)),
+            partial_restore=True,
+        )
+        reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+        with _damage_of("its arrays cannot be read"), one_error_only():
+            arrays = dict(reader.restore(self.folder / str(step) / "state", args=args))
+            # A leaf that orbax does not find comes back as the shape asked for.
+            lost = [n for n in target if not isinstance(arrays.get(n), jax.Array)]
+            if lost:
+                raise ValueError(f"there is no {_few(lost)}")
+        if not self._has_checksums(meta):
+            return arrays
+        now = _checksums(arrays)
+        faults = [
+            name for name in target if now.get(name) != meta["checksums"].get(name)
+        ]
+        if faults:
+            raise DamagedCheckpointError(f"checksums differ of {_few(faults)}")
+        return arrays
+
+    def _read_meta(self, step: int) -> dict[str, Any]:
+        """Returns the shapes, hashes and checksums of a checkpoint, verified."""
+        meta = self._read_json(step, "meta")
+        if self._has_checksums(meta):
+            rest = {name: value for name, value in meta.items() if name != "checksum"}
+            if meta.get("checksum") != json_checksum(rest):
+                raise DamagedCheckpointError("its list of leaves differs from its hash")
+        elif self.verify:
+            _tell(
+                f"the checkpoint of commit {step} in {self.folder} is from before "
+                "checkpoints had checksums, and is not verified"
+            )
+        return meta
+
+    def _read_json(self, step: int, item: str) -> dict[str, Any]:
+        """Returns the fields of a JSON file that orbax wrote."""
+        file = self.folder / str(step) / item / "metadata"
+        fields = {"meta": ("held", "leaves"), "data": ("position",)}[item]
+        with _damage_of(f"{item}/{file.name} cannot be read"):
+            read = json.loads(file.read_text(encoding="utf-8"))
+            missing = [name for name in fields if name not in read]
+            if missing:
+                raise ValueError(f"it lacks {', '.join(missing)}")
+        return read
+
+    def _has_checksums(self, meta: Mapping[str, Any]) -> bool:
+        """Whether a checkpoint is to be verified; older ones have no checksums."""
+        # These exact fields are the older form: one damaged name is not taken for it.
+        return self.verify and set(meta) != {"held", "leaves"}
 
     def _check(
         self,
@@ -301,6 +428,43 @@ class Checkpoints:
         return self._held
 
 
+class DamagedCheckpointError(ValueError):
+    """A checkpoint's files are not those that were written, or cannot be read."""
+
+
+@contextmanager
+def _damage_of(what: str) -> Iterator[None]:
+    """Raises any error of orbax as damage, unless memory or a permission is lacking."""
+    try:
+        yield
+    except (MemoryError, PermissionError):
+        raise
+    # Damaged files raise errors of nearly every type, from orbax and what it reads by.
+    except Exception as fault:
+        if "RESOURCE_EXHAUSTED" in str(fault):
+            raise
+        lines = str(fault).strip().splitlines()
+        cause = shorten(lines[0], 200) if lines else type(fault).__name__
+        raise DamagedCheckpointError(f"{what}: {cause}") from fault
+
+
+def _tell(line: str) -> None:
+    """Prints a line on stderr, once of all processes."""
+    console = Console(stderr=True, quiet=jax.process_index() > 0)
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(names[:4]) + more
+
+
+def _checksums(leaves: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the checksum of every leaf; all are started before one is waited for."""
+    sums = {name: array_checksum(leaf) for name, leaf in leaves.items()}
+    return {name: checksum_text(np.asarray(words)) for name, words in sums.items()}
+
+
 def _comparable(
     hashes: Mapping[str, str], meta: Mapping[str, Any], leaves: Mapping[str, Any]
 ) -> dict[str, str]:
@@ -336,6 +500,13 @@ def _is_key(leaf: Any) -> bool:
 
 def _plain(leaf: Any) -> Any:
     return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+
+def _shape_of(text: str, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
+    """Returns the shape and dtype that `array_text` wrote."""
+    dtype, _, sizes = text.rstrip("]").partition("[")
+    shape = [int(size) for size in sizes.split(",") if size]
+    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=sharding)
 
 
 def _mismatches(
