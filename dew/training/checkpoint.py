@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers as managers
 from rich.console import Console
 
 from dew.objectives.base import AnyObjective
+from dew.processes import agree_process_phase, exchange_words
 from dew.state import TrainState
 from dew.training.checksums import array_checksum, checksum_text, json_checksum
 from dew.training.event_loops import one_error_only
@@ -284,14 +284,13 @@ class Checkpoints:
                     target = self.folder / f"damaged-{step}-{count}"
                 (self.folder / str(step)).rename(target)
                 _tell(f"the damaged checkpoint is kept as {target}")
-        if jax.process_count() > 1:
-            multihost_utils.sync_global_devices("dew.checkpoints.set_aside")
+        agree_process_phase("the renaming of a damaged checkpoint")
         self._manager.reload()
 
     def _read_state(
         self, state: TrainState, hashes: Mapping[str, str], step: int
     ) -> tuple[TrainState, Any]:
-        meta = self._read_meta(step)
+        meta = _on_all_processes(lambda: self._read_meta(step))
         leaves = _leaves(state)
         self._check(meta, leaves, _comparable(hashes, meta, leaves), step)
         # With the new run's shardings each process reads its own part of an array,
@@ -301,15 +300,18 @@ class Checkpoints:
             for name, x in leaves.items()
             if name in meta["leaves"]
         }
-        arrays = self._read_arrays(step, meta, target)
-        data = self._read_json(step, "data")
-        if self._has_checksums(meta) and json_checksum(data) != meta["data"]:
-            raise DamagedCheckpointError("the data's position differs from its hash")
+        arrays, position = _on_all_processes(
+            lambda: (
+                self._read_arrays(step, target),
+                self._read_position(step, meta),
+            )
+        )
+        self._compare(meta, arrays)
         self._check_written(arrays, hashes, step)
-        return _with_leaves(state, {**leaves, **arrays}), data["position"]
+        return _with_leaves(state, {**leaves, **arrays}), position
 
     def _read_variables(self, step: int, ema: bool) -> Variables:
-        meta = self._read_meta(step)
+        meta = _on_all_processes(lambda: self._read_meta(step))
         prefixes = ("variables/", "ema/") if ema else ("variables/",)
         here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         target = {
@@ -317,7 +319,8 @@ class Checkpoints:
             for name, text in meta["leaves"].items()
             if name.startswith(prefixes)
         }
-        saved = self._read_arrays(step, meta, target)
+        saved = _on_all_processes(lambda: self._read_arrays(step, target))
+        self._compare(meta, saved)
         live, averaged = (
             {n.removeprefix(head): x for n, x in saved.items() if n.startswith(head)}
             for head in ("variables/", "ema/")
@@ -326,33 +329,47 @@ class Checkpoints:
         return unflatten(leaves)
 
     def _read_arrays(
-        self,
-        step: int,
-        meta: Mapping[str, Any],
-        target: Mapping[str, jax.ShapeDtypeStruct],
+        self, step: int, target: Mapping[str, jax.ShapeDtypeStruct]
     ) -> dict[str, Any]:
-        """Reads leaves by name, and compares them with their checksums."""
+        """Reads leaves by name; each process its own parts, without the others."""
         args = ocp.args.PyTreeRestore(
             item=dict(target),
             restore_args=ocp.checkpoint_utils.construct_restore_args(dict(target)),
             partial_restore=True,
         )
-        reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+        # orbax's barriers would wait for a process that found damage and left.
+        alone = ocp.options.MultiprocessingOptions(
+            primary_host=None,
+            active_processes={jax.process_index()},
+            barrier_sync_key_prefix=f"process{jax.process_index()}",
+        )
+        reader = ocp.Checkpointer(
+            ocp.PyTreeCheckpointHandler(multiprocessing_options=alone),
+            multiprocessing_options=alone,
+        )
         with _damage_of("its arrays cannot be read"), one_error_only():
             arrays = dict(reader.restore(self.folder / str(step) / "state", args=args))
             # A leaf that orbax does not find comes back as the shape asked for.
             lost = [n for n in target if not isinstance(arrays.get(n), jax.Array)]
             if lost:
                 raise ValueError(f"there is no {_few(lost)}")
+        return arrays
+
+    def _compare(self, meta: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+        """Raises where arrays differ from the checksums taken when they were saved."""
         if not self._has_checksums(meta):
-            return arrays
-        now = _checksums(arrays)
-        faults = [
-            name for name in target if now.get(name) != meta["checksums"].get(name)
-        ]
+            return
+        then, now = meta["checksums"], _checksums(arrays)
+        faults = [name for name in now if now[name] != then.get(name)]
         if faults:
             raise DamagedCheckpointError(f"checksums differ of {_few(faults)}")
-        return arrays
+
+    def _read_position(self, step: int, meta: Mapping[str, Any]) -> Any:
+        """Returns the data's position, verified."""
+        data = self._read_json(step, "data")
+        if self._has_checksums(meta) and json_checksum(data) != meta["data"]:
+            raise DamagedCheckpointError("the data's position differs from its hash")
+        return data["position"]
 
     def _read_meta(self, step: int) -> dict[str, Any]:
         """Returns the shapes, hashes and checksums of a checkpoint, verified."""
@@ -448,6 +465,22 @@ def _damage_of(what: str) -> Iterator[None]:
         raise DamagedCheckpointError(f"{what}: {cause}") from fault
 
 
+def _on_all_processes(read: Callable[[], Read]) -> Read:
+    """Returns what this process reads; damage that one finds is raised by all."""
+    found: list[Read] = []
+    word, fault = "", None
+    try:
+        found.append(read())
+    except DamagedCheckpointError as damage:
+        word = str(damage)
+    except Exception as raised:
+        fault = raised
+    words = exchange_words("the reading of a checkpoint", word, fault)
+    for damage in filter(None, words):
+        raise DamagedCheckpointError(damage)
+    return found[0]
+
+
 def _tell(line: str) -> None:
     """Prints a line on stderr, once of all processes."""
     console = Console(stderr=True, quiet=jax.process_index() > 0)
@@ -460,9 +493,13 @@ def _few(names: Sequence[str]) -> str:
 
 
 def _checksums(leaves: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the checksum of every leaf; all are started before one is waited for."""
-    sums = {name: array_checksum(leaf) for name, leaf in leaves.items()}
-    return {name: checksum_text(np.asarray(words)) for name, words in sums.items()}
+    """Returns the checksum of every leaf, as text."""
+    # One after the other: a CPU's collectives may wait for each other for good where
+    # several programs that have some are under way.
+    return {
+        name: checksum_text(np.asarray(array_checksum(leaf)))
+        for name, leaf in leaves.items()
+    }
 
 
 def _comparable(
