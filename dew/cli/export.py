@@ -10,14 +10,14 @@ import tyro
 from rich.console import Console
 
 from dew import api
+from dew.cli.flags import OnOff
+from dew.cli.inputs import (
     local_folder,
     model_faults,
     output_faults,
     refuse,
     run_faults,
 )
-from dew.cli.flags import OnOff
-from dew.cli.inputs import (
 from dew.cli.report import show
 from dew.converters.lora.adapters import Adapted
 from dew.converters.save import bytes_of

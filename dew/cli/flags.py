@@ -98,7 +98,9 @@ class TrainingFlags:
         """Returns what is wrong with these flags and files, before any model loads."""
         ones = ("steps", "batch_size", "accumulation", "log_every", "eval_every")
         faults = too_small(self, 1, *ones, "checkpoint_every", "pad_vocab", "fsdp")
-        faults += too_small(self, 1, "tensor") + too_small(self, 2, "seq_len")
+        faults += too_small(self, 1, "tensor", "keep_checkpoints") + too_small(
+            self, 2, "seq_len"
+        )
         faults += too_small(self, 0, "warmup", "weight_decay", "seed")
         faults += not_positive(self, "learning_rate", "clip_norm")
         if not faults and self.warmup > self.steps:
