@@ -25,8 +25,13 @@ from dew.converters.tied_weights import Tied, Ties, settle
 from dew.tree import flatten, unflatten
 from dew.typing import Path, Variables
 
-Shardings = Callable[[Path], jax.sharding.Sharding | None] | Mapping[str, Any]
-"""Sharding of each variable: a function of its path, or a tree like the variables."""
+Shardings = (
+    Callable[[Path, tuple[int, ...]], jax.sharding.Sharding | None] | Mapping[str, Any]
+)
+"""Shardings: a function of a variable's path and shape, or a tree like the variables.
+
+`dew.training.sharding.placement` is such a function: that of the trainer.
+"""
 
 
 def load_native(
@@ -85,6 +90,7 @@ def load_native(
         folder=folder,
         table=table,
         ties=ties,
+        ignored_fields=tuple(ignore_fields),
     )
 
 
@@ -187,7 +193,7 @@ def read_variables(
 
     A `dtype` of None keeps what the tensors are stored in, narrowed to what JAX has.
     """
-    sharding_of = _sharding_function(shardings)
+    sharding_of = sharding_function(shardings)
     leaves = {}
     for path, shape in table.variables.items():
         names = [piece.source for piece in table.targets[path]]
@@ -199,7 +205,7 @@ def read_variables(
             stored = table.read(path, weights.view, index or ())
             return convert_dtype(stored, new_dtype)
 
-        sharding = sharding_of(path)
+        sharding = sharding_of(path, shape)
         if sharding is None:
             leaves[path] = jax.device_put(part(()))
         else:
@@ -218,11 +224,13 @@ def _dtype(weights: Weights, names: Sequence[str]) -> np.dtype:
     return np.dtype(jax.dtypes.canonicalize_dtype(kind))
 
 
-def _sharding_function(
+def sharding_function(
     shardings: Shardings | None,
-) -> Callable[[Path], jax.sharding.Sharding | None]:
+) -> Callable[[Path, tuple[int, ...]], jax.sharding.Sharding | None]:
+    """Returns shardings as a function; of None, one that leaves every place open."""
     if shardings is None:
-        return lambda path: None
+        return lambda path, shape: None
     if callable(shardings):
         return shardings
-    return flatten(shardings).__getitem__
+    tree = flatten(shardings)
+    return lambda path, shape: tree[path]

@@ -39,6 +39,8 @@ class Pretrained(Source):
     """The road it was loaded by: native or lowered."""
     ties: Ties = field(default_factory=Ties)
     """How disagreements about tied weights were settled."""
+    ignored_fields: tuple[str, ...] = ()
+    """Unknown fields of config.json that were named to be ignored."""
 
     @property
     def source(self) -> "Pretrained":

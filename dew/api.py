@@ -9,7 +9,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Protocol, TypedDict, Unpack, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Protocol,
+    TypedDict,
+    Unpack,
+    cast,
+    runtime_checkable,
+)
 
 import jax
 from jax.typing import ArrayLike, DTypeLike
@@ -244,12 +251,30 @@ def trained(
         verify: whether the checkpoint is compared with its checksums; where it is
             damaged, the newest intact one is taken, with a line on stderr.
 
+    The model is loaded as the run loaded it: by its road, with its padding, adapter and
+    options.
+
     Raises:
-        ValueError: the folder holds no run, or no checkpoint yet.
+        ValueError: the folder holds no run, or no intact checkpoint, or the model that
+            the run started from has other weights now.
     """
     folder = RunFolder(Path(run))
     model = folder.model()
-    source = load(model.address)
+    source = load(
+        model.address,
+        road=cast(Road, model.road),
+        tied=cast(Tied | None, model.tied),
+        ignore_fields=model.ignore_fields,
+        dequantise=model.dequantise,
+    )
+    hashes = folder.weights()
+    then = hashes.get("student", hashes.get("model"))
+    # Frozen weights are taken from there, and the layout of all of them.
+    if then not in (None, source.content_hash):
+        raise ValueError(
+            f"{model.address} is not what {run} started from: its weights had the hash "
+            f"{then}, and have {source.content_hash}"
+        )
     if model.pad_vocab != 1:
         source = pad_vocabulary(source, model.pad_vocab)
     if model.lora is not None:
@@ -290,6 +315,8 @@ def certify(
     *,
     prompts: Sequence[str] = (),
     example_inputs: Mapping[str, ArrayLike] | None = None,
+    road: Road = "auto",
+    ignore_fields: Sequence[str] = (),
 ) -> "Certificate":
     """Reloads a folder in transformers and compares its logits with dew's.
 
@@ -305,6 +332,8 @@ def certify(
         prompts: texts that both continue greedily.
         example_inputs: inputs by torch's names, for a model that reads other things
             than text; it is then loaded by the lowered road.
+        road: see `load`.
+        ignore_fields: see `load`.
 
     Raises:
         ImportError: torch or transformers is not installed.
@@ -312,7 +341,7 @@ def certify(
     """
     certificate = _bridge("certificate.certify")
     if example_inputs is None:
-        source = load(folder, dtype="float32")
+        source = load(folder, dtype="float32", road=road, ignore_fields=ignore_fields)
     else:
         lowered = _bridge("loading.load").load_lowered
         source = lowered(folder, dtype="float32", example_inputs=example_inputs)
@@ -357,11 +386,18 @@ def save_certified(
         )
         return None
     certificates: list[Certificate] = []
+    source = task.source
+    loaded_by = _LoadedBy()
+    if isinstance(source, Pretrained):
+        loaded_by = _LoadedBy(road=source.road, ignore_fields=source.ignored_fields)
 
     def check(partial: Path) -> None:
         with console.status("reloading the export in transformers"):
             certificate = certify(
-                partial, prompts=prompts, example_inputs=example_inputs
+                partial,
+                prompts=prompts,
+                example_inputs=example_inputs,
+                **loaded_by,
             )
         if not certificate.passed:
             raise CertificationError(
@@ -375,6 +411,13 @@ def save_certified(
     save(task, folder, check=check, **options)
     # Of several processes the first alone writes, and checks what it wrote.
     return certificates[0] if certificates else None
+
+
+class _LoadedBy(TypedDict, total=False):
+    """Options of `load` that an export is loaded with as its model was."""
+
+    road: Road
+    ignore_fields: Sequence[str]
 
 
 INSTALL = "pip install 'dew-bridge[torch]' brings them"

@@ -2,7 +2,7 @@
 
 import importlib.metadata
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,14 @@ class TrainedModel:
     """Multiple that the rows of its vocabulary are padded to."""
     lora: Mapping[str, Any] | None = None
     """Fields of the `dew.Lora` that is trained; None where all weights are."""
+    road: str = "auto"
+    """Road it was loaded by: native or lowered; auto in older records."""
+    tied: str | None = None
+    """Side that counts where config and file disagree about a tied head."""
+    dequantise: bool = False
+    """Whether a quantised folder was read through its plain copy."""
+    ignore_fields: Sequence[str] = ()
+    """Unknown fields of config.json that were ignored."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +85,7 @@ class RunFolder:
                 )
             if config is None:
                 return None
-            now = _flat(json.loads(json.dumps(config)), {})
-            faults = _changes(_flat(self.read()["config"], {}), now)
+            faults = self._changed_settings(config)
             if not faults:
                 return None
             return f"{self.path} is another run: " + "; ".join(faults)
@@ -102,7 +109,8 @@ class RunFolder:
 
         Args:
             config: settings of the run by name, as JSON values.
-            sources: content hashes of the weights that the run depends on, by address.
+            sources: content hashes of the weights that the run depends on, by the
+                setting that has their address: model, student or teacher.
             model: the model that the run trains.
             resume: whether the folder's run is continued.
 
@@ -125,12 +133,13 @@ class RunFolder:
         if refusal is not None:
             raise ValueError(refusal)
         if self.record.exists():
-            self._check_same(config, sources)
+            self._check_same(config, sources, model)
         self.path.mkdir(parents=True, exist_ok=True)
         versions = {name: importlib.metadata.version(name) for name in VERSIONS}
         record = {
             "config": dict(config),
-            "sources": dict(sources),
+            "sources": {str(config.get(k, k)): value for k, value in sources.items()},
+            "weights": dict(sources),
             "versions": versions,
             "model": asdict(model),
         }
@@ -155,46 +164,90 @@ class RunFolder:
             ValueError: there is no run in this folder.
         """
         record = self.read()
-        if "model" in record:
-            return TrainedModel(**record["model"])
-        # Runs made before the record had a model: it is in the command's own settings.
         config = record["config"]
+        if "model" in record:
+            # Records from before the road was in them have it in the settings.
+            return TrainedModel(
+                **{"road": config.get("road", "auto")} | record["model"]
+            )
+        # Runs made before the record had a model: it is in the command's own settings.
         return TrainedModel(
             address=config["student"] if "student" in config else config["model"],
             pad_vocab=config.get("pad_vocab", 1),
             lora=config.get("lora"),
+            road=config.get("road", "auto"),
         )
 
+    def weights(self) -> dict[str, str]:
+        """Returns the content hashes that `begin` was given as `sources`.
+
+        Raises:
+            ValueError: there is no run in this folder.
+        """
+        record = self.read()
+        if "weights" in record:
+            return record["weights"]
+        # Older records have the hashes by address alone.
+        config, hashes = record["config"], record.get("sources", {})
+        return {
+            name: hashes[config[name]] for name in SOURCES if config.get(name) in hashes
+        }
+
     def _check_same(
-        self, config: Mapping[str, Any], sources: Mapping[str, str]
+        self,
+        config: Mapping[str, Any],
+        sources: Mapping[str, str],
+        model: TrainedModel,
     ) -> None:
-        """Raises if settings outside `FREE` differ from the recorded ones."""
-        before = self.read()
-        faults = _changes(
-            _flat(before["config"], before["sources"]),
-            _flat(json.loads(json.dumps(config)), sources),
-        )
+        """Raises where a setting differs that changes what the run computes."""
+        faults = self._changed_settings(config)
+        road = self.model().road
+        # Before roads were recorded as taken, auto stood for either.
+        if "auto" not in (road, model.road) and road != model.road:
+            faults.append(f"--road was {road}, is {model.road}")
+        hashes = self.weights()
+        faults += [
+            f"the weights of {_flag(name)} had the hash {hashes[name]}, have {value}"
+            for name, value in sources.items()
+            if hashes.get(name, value) != value
+        ]
         if faults:
             raise ValueError(f"{self.path} is another run: " + "; ".join(faults))
 
-
-def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Lists the settings outside `FREE` that differ, with both values."""
-    flags = {f"--{name.replace('_', '-')}" for name in FREE}
-    return [
-        f"{name} was {then.get(name)}, is {now.get(name)}"
-        for name in sorted({*then, *now} - flags)
-        if then.get(name) != now.get(name)
-    ]
-
-
-def _flat(config: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str, Any]:
-    """Returns settings by their flags, and hashes of weights by their address."""
-    flags = {f"--{name.replace('_', '-')}": value for name, value in config.items()}
-    return flags | {f"weights of {name}": value for name, value in sources.items()}
+    def _changed_settings(self, config: Mapping[str, Any]) -> list[str]:
+        """Lists the settings outside `FREE` that differ, with both values."""
+        then, now = self.read()["config"], json.loads(json.dumps(config))
+        # A setting that the record is too old for was at what it has when not given.
+        return [
+            f"{_flag(name)} was {then.get(name)}, is {now.get(name)}"
+            for name in sorted({*then, *now} - FREE)
+            if then.get(name) != now.get(name)
+            and not (name not in then and now[name] in (None, False, []))
+        ]
 
 
-FREE = frozenset(
-    {"steps", "resume", "log_every", "eval_every", "json", "track", "profile"}
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+SOURCES = ("model", "student", "teacher")
+"""Settings that are the address of a model."""
+
+WHERE = frozenset({*SOURCES, "cache", "data", "eval_data", "text_field", "out", "road"})
+"""Settings of a place, which may move: its content is compared in their stead.
+
+The content of models by their weights' hashes, of a cache and of data by the position
+in them that a checkpoint has, and of a road by the one that was taken.
+"""
+
+HOW = frozenset(
+    {
+        *("fsdp", "tensor", "remat", "stack", "chunk"),
+        *("checkpoint_every", "keep_checkpoints", "verify_checkpoints", "resume"),
+        *("log_every", "eval_every", "json", "track", "profile", "time_teacher"),
+    }
 )
-"""Settings that a resumed run may change."""
+"""Settings of how a run computes, saves and reports, not of what it computes."""
+
+FREE = WHERE | HOW | {"steps"}
+"""Settings that a resumed run may change; all others change its mathematics."""

@@ -34,7 +34,8 @@ from dew.converters.load import Shardings, read_variables
 from dew.converters.mapping.table import Piece, Table, join_tables, plain_table
 from dew.converters.open_folder import Address, open_folder
 from dew.converters.pretrained import Pretrained
-from dew.typing import Path
+from dew.tree import flatten
+from dew.typing import Path, Variables
 
 
 def load_lowered(
@@ -51,7 +52,8 @@ def load_lowered(
 
     The module is built on the meta device and weights go from file to device. With
     `check` it is compared once with torch on `example_inputs`, by default a small
-    random batch; torch then reads the same memory. `dtype` is by default that of the
+    random batch; torch then reads the same memory. Weights that `shardings` split are
+    in no place together, and are not compared. `dtype` is by default that of the
     stored weights, float32 if they have several.
 
     Raises:
@@ -73,7 +75,8 @@ def load_lowered(
         torch_inputs(module, jax.tree.map(np.asarray, dict(example))),
         dynamic=dynamic,
     )
-    if check:
+    # Torch would need all weights in one process, which may not hold them.
+    if check and not _is_split(variables):
         check_parity(lowered, fill_meta_module(module, lowered))
     return Pretrained(
         model=lowered,
@@ -86,6 +89,11 @@ def load_lowered(
         table=table,
         road="lowered",
     )
+
+
+def _is_split(variables: Variables) -> bool:
+    leaves = flatten(variables).values()
+    return not all(leaf.is_fully_replicated for leaf in leaves)
 
 
 def _architecture(

@@ -6,12 +6,13 @@ other tools need. Padding rows exist in a run only and are never written.
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path as FilePath
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from tokenizers import AddedToken, Tokenizer
@@ -21,7 +22,7 @@ from dew.converters.folder.atomic import write_atomically
 from dew.converters.folder.folder import read_json
 from dew.converters.folder.safetensors import Spec
 from dew.converters.folder.write import copied_files, json_bytes, write_folder
-from dew.converters.load import family_of
+from dew.converters.load import Shardings, family_of, sharding_function
 from dew.converters.lora.adapters import Adapted
 from dew.converters.mapping.table import rule_path
 from dew.converters.pretrained import Pretrained
@@ -273,7 +274,9 @@ class Padded(Pretrained):
         return self.base.plain(unflatten(leaves))
 
 
-def pad_vocabulary(source: Pretrained, multiple: int) -> Pretrained:
+def pad_vocabulary(
+    source: Pretrained, multiple: int, *, shardings: Shardings | None = None
+) -> Pretrained:
     """Pads a native decoder's token tables to a multiple, for an even split on devices.
 
     The new rows are zeros and stay so: they make no logits and get no gradient. Exports
@@ -286,6 +289,8 @@ def pad_vocabulary(source: Pretrained, multiple: int) -> Pretrained:
         (128, 32)
         >>> padded.logits(np.array([[1, 2, 3]])).shape
         (1, 3, 97)
+
+    With `shardings`, as `dew.load` takes them, padded tables are placed by them.
 
     Raises:
         ValueError: the multiple is less than 1, or the model is not a native decoder,
@@ -303,9 +308,10 @@ def pad_vocabulary(source: Pretrained, multiple: int) -> Pretrained:
     if not padding:
         return source
     leaves = flatten(source.variables)
+    sharding_of = sharding_function(shardings)
     for path, leaf in leaves.items():
         if has_token_rows(path):
-            leaves[path] = jnp.pad(leaf, [(0, padding), *[(0, 0)] * (leaf.ndim - 1)])
+            leaves[path] = _padded(leaf, padding, partial(sharding_of, path))
     attributes = {f.name: getattr(source, f.name) for f in fields(Pretrained)}
     config = replace(model.config, extra_rows=padding)
     return Padded(
@@ -316,3 +322,17 @@ def pad_vocabulary(source: Pretrained, multiple: int) -> Pretrained:
         },
         base=source,
     )
+
+
+def _padded(
+    leaf: jax.Array,
+    padding: int,
+    sharding_of: Callable[[tuple[int, ...]], jax.sharding.Sharding | None],
+) -> jax.Array:
+    """Returns a table with rows of zeros after its own."""
+    widths = [(0, padding), *[(0, 0)] * (leaf.ndim - 1)]
+    sharding = sharding_of((leaf.shape[0] + padding, *leaf.shape[1:]))
+    if sharding is None:
+        return jnp.pad(leaf, widths)
+    # Compiled as one step, so that no device has the whole table in between.
+    return jax.jit(partial(jnp.pad, pad_width=widths), out_shardings=sharding)(leaf)

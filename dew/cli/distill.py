@@ -106,10 +106,10 @@ class Distill(TrainingFlags):
         cache = None if self.cache is None else TeacherCache(self.cache)
         student = load_to_train(
             self.student,
-            dtype=self.dtype,
             road=self.road,
             remat=self.remat,
             stack=self.stack,
+            **self.loading,
         )
         student = prepare_model(self, student)
         source = self._teacher_source(console)
@@ -135,7 +135,8 @@ class Distill(TrainingFlags):
             student,
             taught.data,
             held_out=given.held_out,
-            sources=tuple(s for s in (student, source) if s is not None),
+            sources={"student": student}
+            | ({} if source is None else {"teacher": source}),
             hashes=taught.hashes,
             derived=watch,
             console=console,
@@ -331,9 +332,7 @@ class Distill(TrainingFlags):
         if self.teacher is None or self.teacher_road == "live":
             return None
         with console.status("loading the teacher"):
-            return load_to_train(
-                self.teacher, dtype=self.dtype, road=self._road_in_step
-            )
+            return load_to_train(self.teacher, road=self._road_in_step, **self.loading)
 
     def _taught(
         self,
@@ -383,7 +382,7 @@ class Distill(TrainingFlags):
         return _Taught(
             teacher=live.teacher,
             data=live,
-            hashes={self.teacher or "": weights_hash(self._teacher_folder)},
+            hashes={"teacher": weights_hash(self._teacher_folder)},
             waited_s=lambda: live.waited_s,
         )
 

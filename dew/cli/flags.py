@@ -4,15 +4,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
+import jax
 import tyro
+from jax.sharding import Mesh
 
 from dew.api import Road
 from dew.cli.inputs import not_positive, text_faults, too_small
-from dew.cli.load import Precision, Stack
+from dew.cli.load import LoadOptions, Precision, Stack
 from dew.cli.lora_flags import LoraFlags
+from dew.converters.tied_weights import Tied
 from dew.data import Packing
 from dew.nn.decoder import Remat
 from dew.runs import RunFolder
+from dew.training.sharding import Placement, make_mesh, placement
 from dew.training.trackers import TRACKERS
 
 OnOff = Literal["on", "off"]
@@ -57,6 +61,12 @@ class TrainingFlags:
     """Precision of the forward and backward pass; weights are trained in float32."""
     road: Road = "auto"
     """How the model is loaded into JAX; auto is native where it can, else lowered."""
+    tied: Tied | None = None
+    """Side that counts where config.json and the weights disagree about a tied head."""
+    dequantise: bool = False
+    """Read a quantised model through a plain copy of it."""
+    ignore_fields: tuple[str, ...] = ()
+    """Unknown fields of config.json to ignore."""
     remat: Remat = "none"
     """Activations recomputed in the backward pass, to save memory."""
     stack: Stack = "auto"
@@ -119,6 +129,33 @@ class TrainingFlags:
         config = None if self.lora.faults() else self.config()
         run = RunFolder(self.out).refusal(resume=self.resume, config=config)
         return [*faults, *([] if run is None else [f"--out: {run}"])]
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The mesh of all devices by --fsdp and --tensor; None for a single device."""
+        count = len(jax.devices())
+        if count == 1:
+            return None
+        ways = count // (self.fsdp * self.tensor)
+        return make_mesh(data=ways, fsdp=self.fsdp, tensor=self.tensor)
+
+    @property
+    def placement(self) -> Placement | None:
+        """Shardings of weights that are split; None where each device has them all."""
+        if self.mesh is None or self.fsdp * self.tensor == 1:
+            return None
+        return placement(self.mesh)
+
+    @property
+    def loading(self) -> LoadOptions:
+        """Arguments of `load_to_train` that are the same for every model of a run."""
+        return {
+            "dtype": self.dtype,
+            "tied": self.tied,
+            "dequantise": self.dequantise,
+            "ignore_fields": self.ignore_fields,
+            "shardings": self.placement,
+        }
 
     def config(self) -> dict[str, object]:
         """Returns the flags as JSON values, as they are recorded in run.json."""

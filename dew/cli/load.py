@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import file_digest, sha256
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypedDict, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,9 @@ from dew import api
 from dew.api import Road
 from dew.converters.folder.folder import Folder, bin_files
 from dew.converters.folder.weights import read_weights
+from dew.converters.load import Shardings
 from dew.converters.pretrained import Pretrained
+from dew.converters.tied_weights import Tied
 from dew.data import open_documents
 from dew.data.documents import Documents
 from dew.data.teacher_cache import tokenizer_hash
@@ -25,6 +27,16 @@ Precision = Literal["float32", "bfloat16"]
 Stack = Literal["auto", "scanned", "unrolled"]
 
 
+class LoadOptions(TypedDict):
+    """Arguments of `load_to_train` that are the same for every model of a run."""
+
+    dtype: Precision
+    tied: Tied | None
+    dequantise: bool
+    ignore_fields: Sequence[str]
+    shardings: Shardings | None
+
+
 def load_to_train(
     address: str,
     *,
@@ -32,13 +44,26 @@ def load_to_train(
     road: Road,
     remat: Remat = "none",
     stack: Stack = "auto",
+    tied: Tied | None = None,
+    dequantise: bool = False,
+    ignore_fields: Sequence[str] = (),
+    shardings: Shardings | None = None,
 ) -> Pretrained:
     """Loads a model that computes in `dtype`; weights keep their stored dtype.
+
+    With `shardings` each weight goes from its file straight to its devices.
 
     A stack in `auto` is unrolled on a CPU, where that ran 1.8 times faster, and scanned
     elsewhere, where it compiles faster.
     """
-    source = api.load(address, road=road)
+    source = api.load(
+        address,
+        road=road,
+        shardings=shardings,
+        tied=tied,
+        ignore_fields=ignore_fields,
+        dequantise=dequantise,
+    )
     if not isinstance(source.model, Decoder):
         return source
     is_scanned = stack == "scanned" or (

@@ -35,10 +35,10 @@ class Pretrain(TrainingFlags):
         given = open_texts(self, console)
         source = load_to_train(
             self.model,
-            dtype=self.dtype,
             road=self.road,
             remat=self.remat,
             stack=self.stack,
+            **self.loading,
         )
         source = prepare_model(self, source)
         result = train(
@@ -47,7 +47,7 @@ class Pretrain(TrainingFlags):
             source,
             text_batches(self, source, given.training),
             held_out=given.held_out,
-            sources=(source,),
+            sources={"model": source},
             console=console,
         )
         report = result.json()

@@ -1,7 +1,8 @@
 """A training run from the command line: data, trainer, export and certificate."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypedDict
 
 import jax
@@ -25,7 +26,6 @@ from dew.training.evaluation import Evaluation
 from dew.training.logs import Log
 from dew.training.optimizers import OPTIMIZERS
 from dew.training.schedules import schedule_by_name
-from dew.training.sharding import make_mesh
 from dew.training.throughput import (
     Meter,
     flops_per_token,
@@ -87,7 +87,7 @@ class TrainingResult:
 def prepare_model(flags: TrainingFlags, source: Pretrained) -> Pretrained:
     """Returns the model to train: with padding and a LoRA adapter by its flags."""
     if flags.pad_vocab != 1:
-        source = pad_vocabulary(source, flags.pad_vocab)
+        source = pad_vocabulary(source, flags.pad_vocab, shardings=flags.placement)
     return flags.lora.adapt(source, flags.seed)
 
 
@@ -126,7 +126,7 @@ def train(
     data: Iterator[Batch],
     *,
     held_out: Documents | None,
-    sources: Sequence[Pretrained],
+    sources: Mapping[str, Pretrained],
     console: Console,
     hashes: Mapping[str, str] | None = None,
     derived: Callable[[Log], Mapping[str, float]] | None = None,
@@ -139,20 +139,26 @@ def train(
         source: the model that is trained and exported.
         data: training batches.
         held_out: documents of --eval-data, None without any.
-        sources: all models whose weights the run depends on; a resumed run must have
-            the same.
+        sources: all models whose weights the run depends on, by the flag that has
+            their address; a resumed run must have the same weights.
         console: receives progress and messages.
-        hashes: content hashes by address, of weights that are not in `sources`.
+        hashes: content hashes by flag, of weights that are not in `sources`.
         derived: metrics computed from each log and added to it.
     """
     evaluations = _evaluations(flags, source, held_out)
     folder = RunFolder(flags.out)
-    dependencies = {model.address: model.content_hash for model in sources}
+    dependencies = {name: model.content_hash for name, model in sources.items()}
     folder.begin(
         flags.config(),
         dependencies | dict(hashes or {}),
         model=TrainedModel(
-            address=source.address, pad_vocab=flags.pad_vocab, lora=flags.lora.config()
+            address=_kept_address(source.address),
+            pad_vocab=flags.pad_vocab,
+            lora=flags.lora.config(),
+            road=source.road,
+            tied=flags.tied,
+            dequantise=flags.dequantise,
+            ignore_fields=flags.ignore_fields,
         ),
         resume=flags.resume,
     )
@@ -177,6 +183,12 @@ def train(
         export=str(folder.export),
         certificate=None if certificate is None else certificate.json(),
     )
+
+
+def _kept_address(address: str) -> str:
+    """Returns an address that names the same model from any working folder."""
+    path = Path(address).expanduser()
+    return str(path.absolute()) if path.exists() else address
 
 
 class _RowOptions(TypedDict):
@@ -220,16 +232,12 @@ def _trainer(
         peak=peak_flops([device.device_kind for device in devices]),
     )
     display = Display(console, meter)
-    is_split = len(devices) > 1 or jax.process_count() > 1
-    ways = len(devices) // (flags.fsdp * flags.tensor)
     trackers = ("jsonl", *flags.track)
     trainer = Trainer(
         objective,
         optimizer,
         key=jax.random.key(flags.seed),
-        mesh=make_mesh(data=ways, fsdp=flags.fsdp, tensor=flags.tensor)
-        if is_split
-        else None,
+        mesh=flags.mesh,
         accumulation=flags.accumulation,
         checkpoints=Checkpoints(
             folder.checkpoints,

@@ -325,6 +325,8 @@ class Checkpoints:
             {n.removeprefix(head): x for n, x in saved.items() if n.startswith(head)}
             for head in ("variables/", "ema/")
         )
+        # An average may be wider than the leaf that it follows.
+        averaged = {n: x.astype(live[n].dtype) for n, x in averaged.items()}
         leaves = {tuple(name.split("/")): x for name, x in (live | averaged).items()}
         return unflatten(leaves)
 

@@ -5,7 +5,7 @@ shardings of its operands.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -13,7 +13,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from dew.typing import Batch
+from dew.tree import slashed
+from dew.typing import Batch, Path
 
 AXES = ("data", "fsdp", "tensor")
 """Rows are split over `data` and `fsdp`, weights over `fsdp` and `tensor`."""
@@ -68,6 +69,25 @@ def make_mesh(
             f"{data * rest * tensor} devices, but there are {count}"
         )
     return Mesh(np.asarray(devices).reshape(data, rest, tensor), AXES)
+
+
+Placement: TypeAlias = Callable[[Path, tuple[int, ...]], NamedSharding]
+"""Sharding of a variable by its path and shape, as the loaders take it."""
+
+
+def placement(mesh: Mesh, rules: Rules = DECODER_RULES) -> Placement:
+    """Returns the sharding that each variable has in training, for loading it there.
+
+    >>> import jax
+    >>> place = placement(make_mesh(devices=jax.devices()[:8]))
+    >>> place(("params", "embed", "weight"), (64, 48)).spec
+    PartitionSpec('tensor', 'fsdp')
+    """
+
+    def sharding(path: Path, shape: tuple[int, ...]) -> NamedSharding:
+        return NamedSharding(mesh, _spec(slashed(path), shape, mesh, rules))
+
+    return sharding
 
 
 def shardings_of(

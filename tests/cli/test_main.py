@@ -140,8 +140,7 @@ def test_a_run_records_its_model_and_exports_by_the_record_alone(
     model: Path, run: Path, tmp_path: Path
 ) -> None:
     record = json.loads((run / "run.json").read_text())
-    expected = {"address": str(model), "pad_vocab": 1, "lora": None}
-    assert record["model"] == expected
+    assert record["model"]["address"] == str(model)
     assert _exported(run, {**record, "config": {}}, tmp_path) == _weights(run)
 
 

@@ -78,7 +78,7 @@ def test_a_dtype_is_of_the_weights_and_not_of_what_torch_recomputes(
 def test_weights_go_where_the_shardings_say(folder: Path) -> None:
     mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
     spread = NamedSharding(mesh, PartitionSpec(None))
-    loaded = load_lowered(folder, shardings=lambda path: spread)
+    loaded = load_lowered(folder, shardings=lambda path, shape: spread)
     assert all(
         len(x.sharding.device_set) == 2 for x in jax.tree.leaves(loaded.variables)
     )

@@ -249,7 +249,7 @@ def test_each_device_is_given_its_part(folder: Path) -> None:
     spread = jax.sharding.NamedSharding(mesh, jax.P("x"))
     whole = jax.sharding.NamedSharding(mesh, jax.P())
 
-    def place(path: Any) -> jax.sharding.Sharding:
+    def place(path: Any, shape: Any) -> jax.sharding.Sharding:
         return spread if path[-2] in ("gate", "up") else whole
 
     loaded = dew.load(folder, shardings=place)
@@ -291,7 +291,7 @@ def test_no_tensor_is_ever_whole_on_one_device(name: str, tmp_path: Path) -> Non
         held = [array for array in new if array.sharding.is_fully_replicated]
         whole.extend(array.shape for array in held if array.shape in tensors)
 
-    def place(path: Any) -> jax.sharding.Sharding:
+    def place(path: Any, shape: Any) -> jax.sharding.Sharding:
         look()
         return spread(shapes[path])
 
