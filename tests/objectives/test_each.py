@@ -363,3 +363,37 @@ def test_a_scanned_decoder_declares_its_stack() -> None:
     node = {"0": {"w": jnp.ones(3)}, "1": {"w": jnp.zeros(3)}}
     assert_trees_close(site.view.unstack(site.view.stack(node)), node, rtol=0)
     assert CausalLM(source=loaded(tiny_decoder(), TEXT), seq_len=6).bank_sites == ()
+
+
+def test_a_bank_is_what_the_scan_runs_over_and_no_tree_of_the_run_adopts_it() -> None:
+    runs = {}
+    batch = {"tokens": jnp.asarray(DRAW.integers(0, 11, (4, 6)), jnp.int32)}
+    for is_scanned in (True, False):
+        source = loaded(tiny_decoder(layers=2, scan=is_scanned), TEXT)
+        objective = CausalLM(source=source, seq_len=6, ema=EMASpec(lambda n: 0.5))
+        run = runs[is_scanned] = Run(
+            objective, example=batch, optimizer=optax.sgd(0.1, momentum=0.9)
+        )
+        run.feed(batch, batch)
+    scanned, plain = (runs[key].state for key in (True, False))
+    forms = [jax.tree.structure(state) for state in (scanned, plain)]
+    assert forms[0] == forms[1]
+    assert_trees_close(
+        scanned.variables, plain.variables, rtol=RTOL["reordered"], atol=AVERAGE
+    )
+    # A snapshot by the declared view, of the trained weights, back and forth.
+    objective = runs[True].objective
+    (site,) = objective.bank_sites
+    layers = scanned.variables["params"]["layers"]
+    bank = site.view.stack(layers)
+    for name, leaf in jax.tree_util.tree_leaves_with_path(bank):
+        assert leaf.shape[0] == 2, name
+    assert_trees_close(site.view.unstack(bank), layers, rtol=0)
+    # The arrays over which the compiled loss scans have the bank's shapes.
+    step = Step(jnp.int32(0), jax.random.key(0))
+    traced = jax.make_jaxpr(objective.loss)(scanned.variables, batch, step)
+    (scan,) = [e for e in traced.jaxpr.eqns if e.primitive.name == "scan"]
+    carried = scan.params["num_consts"] + scan.params["num_carry"]
+    shapes = sorted(v.aval.shape for v in scan.invars[carried:])
+    wanted = sorted([*(leaf.shape for leaf in jax.tree.leaves(bank)), (2,)])
+    assert shapes == wanted

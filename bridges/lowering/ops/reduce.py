@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 
 from dew.bridges.lowering.ops.op import Op
+from dew.bridges.lowering.ops.pointwise import absolute
 
 Dims: TypeAlias = Sequence[int] | int | None
 
@@ -170,7 +171,7 @@ def _norm(
         extreme = jnp.max if p > 0 else jnp.min
         return extreme(jnp.abs(x), axis=axes, keepdims=keepdim)
     if p == 1:
-        return jnp.sum(jnp.abs(x), axis=axes, keepdims=keepdim)
+        return jnp.sum(absolute(x), axis=axes, keepdims=keepdim)
     total = jnp.sum(
         jnp.square(x) if p == 2 else jnp.abs(x) ** p, axis=axes, keepdims=keepdim
     )

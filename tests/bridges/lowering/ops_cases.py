@@ -301,7 +301,10 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
     "var_mean.correction": [(X, [1], {"correction": 0})],
     "std_mean.correction": [(X, [1])],
     "norm.Scalar": [(X,)],
-    "norm.ScalarOpt_dim": [(X, 2, [1]), (X, 1, [1], True), (X, float("inf"), [1])],
+    "norm.ScalarOpt_dim": [
+        *[(X, 2, [1]), (X, 1, [1], True), (X, float("inf"), [1])],
+        *[(torch.tensor([[0.0, 1.0], [0.0, 0.0]]), order, [1]) for order in (1, 2)],
+    ],
     "linalg_vector_norm.default": [(X, 2, [-1], True), (X, 3, [1]), (X, 0, [1])],
     "linalg_norm.default": [(f(5),)],
     "logsumexp.default": [(X, [1]), (X, [0, 2], True)],
