@@ -84,19 +84,17 @@ def whole(alone: Here) -> Outcome:
 
 def kinds(*names: str) -> pytest.MarkDecorator:
     """Each kind in the process where `make test` has it, and in the other one."""
-    cases = [
-        pytest.param(
-            case,
-            "quick" if case in QUICK else "other",
-            marks=[] if case in QUICK else full,
-        )
-        for name in names
-        for case in (f"{name} 0", f"{name} 1")
-    ]
-    return pytest.mark.parametrize(("case", "start"), cases)
-
-
-full = pytest.mark.full
+    return pytest.mark.parametrize(
+        ("case", "start"),
+        [
+            *(pytest.param(c, "quick") for c in QUICK if c.split()[0] in names),
+            *(
+                pytest.param(c, "other", marks=pytest.mark.full)
+                for c in OTHER
+                if c.split()[0] in names
+            ),
+        ],
+    )
 
 
 def close(a: Any, b: Any) -> None:
