@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from dew.state import TrainState
-from dew.training.checkpoint import Checkpoints
+from dew.training.checkpoint import Checkpoints, Keep
 from dew.training.trainer import Trainer
 from tests.support.parallel_runs import Happens
 from tests.support.runs import Losses, Rows, held_out, trainer
@@ -57,7 +57,9 @@ def fit(
 ) -> tuple[TrainState, list[float]]:
     losses = Losses()
     shared.callbacks = [losses, *callbacks]
-    shared.checkpoints = None if folder is None else Checkpoints(folder, every=1)
+    shared.checkpoints = (
+        None if folder is None else Checkpoints(folder, every=1, keep=Keep(last=1))
+    )
     try:
         state = shared.fit(
             InterruptedRows(at),
