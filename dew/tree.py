@@ -256,7 +256,7 @@ def _node(tree: Any, path: Path) -> _Node | None:
         others = [name for name in tree if not isinstance(name, str)]
         if others:
             raise TypeError(
-                f"keys of a variables tree must be strings, but {slashed(path) or 'it'}"
+                f"keys of a tree must be strings, but {slashed(path) or 'it'}"
                 f" has {', '.join(map(repr, others))}"
             )
         return _Node(dict(tree), lambda children: _like(tree, children))

@@ -10,7 +10,12 @@ Variables: TypeAlias = Mapping[str, Any]
 """A flax variables dict: `params` plus any other collection the modules keep."""
 
 Batch: TypeAlias = Mapping[str, Any]
-"""One training example set; beside arrays it may carry host values such as paths."""
+"""One training example set: a tree of mappings, lists and tuples.
+
+Arrays and numbers go to the devices, where a loss sees them. Other values, such as
+texts, paths and records, stay on the host; `Objective.evaluate` and `preview` get them
+with the rest. `dew.batch` divides the two.
+"""
 
 Position: TypeAlias = Mapping[str, Any]
 """Position of a data stream, as JSON values: what `get_state` and `set_state` pass."""

@@ -17,7 +17,7 @@ ORDER = (
     ("dew.objectives",),
     ("dew.tasks", "dew.data"),
     ("dew.nn", "dew.losses"),
-    ("dew.source", "dew.state", "dew.runs"),
+    ("dew.batch", "dew.source", "dew.state", "dew.runs"),
     ("dew.tree",),
     ("dew.typing",),
     ("dew.processes", "dew.native_messages"),

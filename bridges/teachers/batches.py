@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterator, Mapping
 
+import jax
 import numpy as np
 import torch
 import transformers
@@ -31,7 +32,10 @@ class LiveBatches(Iterator[Batch]):
             self._scoring = self._teacher.score_stream(self._read())
         scored = next(self._scoring)
         self._position = self._ahead.popleft()
-        return {name: np.asarray(array) for name, array in scored.items()}
+        return {
+            name: np.asarray(value) if isinstance(value, jax.Array) else value
+            for name, value in scored.items()
+        }
 
     @property
     def teacher(self) -> PrecomputedTeacher:

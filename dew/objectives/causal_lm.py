@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from dew.batch import arrays_of
 from dew.losses.cross_entropy import next_token_losses, next_tokens
 from dew.nn.block import DecoderBank, Scanned
 from dew.nn.encoder import Encoder
@@ -165,7 +166,7 @@ class CausalLM(ModelObjective[Mean]):
 
     def evaluate(self, params: Variables, batch: Batch, step: Step) -> TokenScores:
         """Loss and weight of every token, dropout off."""
-        return token_scores(self, params, dict(batch), step)
+        return token_scores(self, params, arrays_of(batch), step)
 
     def pipeline(self, state: TrainState, *, ema: bool = True) -> TextGeneration:
         """The trained model as a task that continues texts and can be saved."""

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool
 
+from dew.batch import arrays_of
 from dew.objectives.base import Aux, EMASpec, InputSpec, Mean, Objective, Step
 from dew.objectives.model import evaluate_scores, forward, initial_variables
 from dew.objectives.tokens import TokenScores
@@ -86,7 +87,7 @@ class JEPA(Objective[Mean, None]):
 
     def evaluate(self, params: Variables, batch: Batch, step: Step) -> TokenScores:
         """Distance and weight of every position, dropout off."""
-        return evaluate_scores(self._scores, params, dict(batch), step)
+        return evaluate_scores(self._scores, params, arrays_of(batch), step)
 
     def pipeline(self, state: TrainState, *, ema: bool = True) -> Scoring:
         """The averaged or live encoder as a task that embeds and can be saved.

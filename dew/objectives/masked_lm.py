@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from dew.batch import arrays_of
 from dew.losses.cross_entropy import token_losses
 from dew.nn.encoder import KINDS
 from dew.objectives.base import Aux, InputSpec, Mean, Prediction, Step
@@ -132,7 +133,7 @@ class MaskedLM(ModelObjective[Mean]):
 
     def evaluate(self, params: Variables, batch: Batch, step: Step) -> TokenScores:
         """Loss and weight of every position, dropout off, masked by the step's key."""
-        return token_scores(self, params, dict(batch), step)
+        return token_scores(self, params, arrays_of(batch), step)
 
     def _hide(
         self, batch: Batch, step: Step

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from dew.batch import arrays_of
 from dew.losses.cross_entropy import token_losses
 from dew.objectives.base import Aux, InputSpec, Mean, Prediction, Step
 from dew.objectives.model import ModelObjective
@@ -87,7 +88,7 @@ class Seq2SeqLM(ModelObjective[Mean]):
 
     def evaluate(self, params: Variables, batch: Batch, step: Step) -> TokenScores:
         """Loss and weight of every target token, dropout off."""
-        return token_scores(self, params, dict(batch), step)
+        return token_scores(self, params, arrays_of(batch), step)
 
     def pipeline(self, state: TrainState, *, ema: bool = True) -> TargetGeneration:
         """The trained model as a task that generates targets and can be saved."""

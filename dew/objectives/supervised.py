@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from dew.batch import arrays_of
 from dew.losses.supervised import Classification, Regression
 from dew.objectives.base import Aux, InputSpec, Mean, Step
 from dew.objectives.masking import without_uncounted
@@ -76,7 +77,7 @@ class Supervised(ModelObjective[Mean]):
 
     def evaluate(self, params: Variables, batch: Batch, step: Step) -> LabelScores:
         """Logits, loss and weight of every example, dropout off."""
-        return evaluate_scores(self._scores, params, dict(batch), step)[0]
+        return evaluate_scores(self._scores, params, arrays_of(batch), step)[0]
 
     def _scores(
         self, params: Variables, batch: Batch, step: Step, *, train: bool

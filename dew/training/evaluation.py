@@ -12,6 +12,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
+from dew.batch import arrays_of, with_arrays
 from dew.objectives.base import AnyObjective, Metric, Step
 from dew.processes import exchange_words, wait_with_processes
 from dew.training.parts import align, describe, drop_padding
@@ -74,7 +75,10 @@ def run_evaluation(
         )
         if batch is None:
             break
-        placed = batch if mesh is None else place_batch(batch, mesh)
+        if mesh is None:
+            placed = with_arrays(batch, arrays_of(batch))
+        else:
+            placed = place_batch(batch, mesh)
         now = Step(jax.numpy.int32(step), jax.random.fold_in(key, i), ema)
         scored = objective.evaluate(variables, placed, now)
         _check_artifact(objective, scored)

@@ -1,16 +1,18 @@
 """Batches for the training step: checked, stripped to arrays, placed on devices."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from dew.training.logs import TrainingError
-from dew.training.sharding import place_batch
-from dew.tree import array_text
-from dew.typing import Batch
+from dew.batch import array_texts, arrays_of, host_values, row_counts
+from dew.objectives.base import InputSpec
+from dew.training.logs import TrainingError, tell
+from dew.training.sharding import place_batch, row_faults
+from dew.tree import array_text, flatten, slashed
+from dew.typing import Batch, Path
 
 
 @runtime_checkable
@@ -29,16 +31,19 @@ class Resumable(Protocol):
 class Feed:
     """Batches of arrays on their devices, all of the first one's shapes and dtypes.
 
-    Values other than arrays, such as paths, are left out. `needed` names the arrays
-    that every batch must hold.
+    `inputs` are the shapes and dtypes of one example of what every batch must hold.
+    Values that stay on the host, such as paths, are no part of what a loss is compiled
+    for; they are left out here, and named on stderr once a run.
     """
 
     def __init__(
-        self, data: Iterator[Batch], mesh: Mesh | None, needed: set[str]
+        self, data: Iterator[Batch], mesh: Mesh | None, inputs: InputSpec
     ) -> None:
         self._data = data
         self._mesh = mesh
-        self._needed = needed
+        self._inputs = inputs
+        self._left_out: set[Path] = set()
+        self._structure: Any = None
         self._first: Batch | None = None
         self._before: dict[str, object] | None = None
         self._spec: dict[str, str] = {}
@@ -67,13 +72,12 @@ class Feed:
         except StopIteration:
             self.ended = True
             return None
-        arrays = {
-            k: v for k, v in batch.items() if isinstance(v, np.ndarray | jax.Array)
-        }
-        self._check(arrays)
+        arrays = arrays_of(batch)
+        self._check(batch, arrays)
+        self._tell_left_out(batch)
         if self._mesh is not None:
             return place_batch(arrays, self._mesh)
-        return {name: jax.numpy.asarray(array) for name, array in arrays.items()}
+        return jax.tree.map(jax.numpy.asarray, arrays)
 
     def put_back(self, batch: Batch) -> None:
         """Takes a batch back, which the next `take` returns again.
@@ -107,24 +111,83 @@ class Feed:
         self._first = None
         self.ended = False
 
-    def _check(self, arrays: Mapping[str, Any]) -> None:
-        missing = sorted(self._needed - set(arrays))
-        if missing:
-            raise ValueError(
-                f"the batch lacks {', '.join(missing)}, which the objective reads; it "
-                f"has {', '.join(sorted(arrays)) or 'no array'}"
-            )
-        now = {name: array_text(a) for name, a in arrays.items()}
+    def _tell_left_out(self, batch: Batch) -> None:
+        """Names what stays on the host, where it was not named before."""
+        new = {p: x for p, x in host_values(batch).items() if p not in self._left_out}
+        if not new:
+            return
+        self._left_out |= set(new)
+        named = ", ".join(f"{slashed(p)} ({type(x).__name__})" for p, x in new.items())
+        tell(
+            f"what stays on the host of each batch: {named}; the loss does not see it, "
+            "evaluate and preview do"
+        )
+
+    def _check(self, batch: Batch, arrays: Batch) -> None:
+        now = array_texts(arrays)
+        if not self._spec:
+            self._check_first(batch, arrays)
+            self._spec, self._structure = now, jax.tree.structure(arrays)
+            return
         # Checked here, not left to JIT: another shape would compile the step again, in
         # silence, for every batch that has it.
-        first = self._spec = self._spec or now
+        first = self._spec
         faults = [
             f"{name} was {first.get(name, 'absent')}, is {now.get(name, 'absent')}"
             for name in sorted({*first, *now})
             if first.get(name) != now.get(name)
         ]
+        if not faults and jax.tree.structure(arrays) != self._structure:
+            faults = ["the same arrays are held by lists or tuples of other kinds"]
         if faults:
             raise ValueError(
                 "every batch must look like the first, or the step would be compiled "
                 "again: " + "; ".join(faults)
             )
+
+    def _check_first(self, batch: Batch, arrays: Batch) -> None:
+        """Raises where the first batch is not what the objective or the mesh takes."""
+        faults = _input_faults(self._inputs, batch, arrays)
+        rows = row_counts(arrays)
+        if len(set(rows.values())) > 1:
+            counts = ", ".join(f"{name} has {count}" for name, count in rows.items())
+            faults.append(f"arrays of one batch must have as many rows: {counts}")
+        elif self._mesh is not None:
+            faults += row_faults(arrays, self._mesh)
+        if faults:
+            raise ValueError("; ".join(faults))
+
+
+def _input_faults(inputs: InputSpec, batch: Batch, arrays: Batch) -> list[str]:
+    """Lists the inputs of an objective that a batch lacks or holds in another form."""
+    leaves, host = flatten(arrays), host_values(batch)
+    wanted = flatten(inputs)
+    missing = [
+        slashed(path) + (" (it stays on the host)" if path in host else "")
+        for path in wanted
+        if path not in leaves
+    ]
+    faults = []
+    if missing:
+        faults.append(
+            f"the batch lacks {', '.join(missing)}, which the objective reads; it has "
+            f"{', '.join(map(slashed, leaves)) or 'no array'}"
+        )
+    for path, spec in wanted.items():
+        if path in leaves and not _fits(leaves[path], spec):
+            dtype = jax.numpy.dtype(spec.dtype).name
+            faults.append(
+                f"{slashed(path)} of the batch is {array_text(leaves[path])}, but the "
+                f"objective reads {dtype}[rows{''.join(f', {n}' for n in spec.shape)}]"
+            )
+    return faults
+
+
+def _fits(array: Any, spec: jax.ShapeDtypeStruct) -> bool:
+    """Whether an array has rows of a shape, of whole or of fractional numbers alike.
+
+    There may be further axes between, as for several views of an example.
+    """
+    last = array.shape[1:][-len(spec.shape) :] if spec.shape else ()
+    kinds = [jax.numpy.issubdtype(x.dtype, np.inexact) for x in (array, spec)]
+    return array.ndim > 0 and last == tuple(spec.shape) and kinds[0] == kinds[1]

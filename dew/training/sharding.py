@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
+from dew.batch import arrays_of, row_counts, with_arrays
 from dew.tree import slashed
 from dew.typing import Batch, Path
 
@@ -124,26 +125,42 @@ def _spec(name: str, shape: tuple[int, ...], mesh: Mesh, rules: Rules) -> Partit
     return PartitionSpec(*("fsdp" if i == widest else None for i in range(len(shape))))
 
 
-def place_batch(batch: Batch, mesh: Mesh) -> dict[str, jax.Array]:
+def place_batch(batch: Batch, mesh: Mesh) -> dict[str, Any]:
     """Makes global arrays of this process's rows, split over `data` and `fsdp`.
+
+    Numbers and arrays without axes, which are to be the same in every process, are
+    replicated. What stays on the host is left in its place.
 
     Raises:
         ValueError: the global number of rows is not a multiple of those axes.
     """
-    ways = mesh.shape["data"] * mesh.shape["fsdp"]
-    rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
-    processes = len({d.process_index for d in mesh.devices.flat})
-    faults = [
-        f"{name} has {len(array) * processes} rows"
-        for name, array in batch.items()
-        if len(array) * processes % ways
-    ]
+    arrays = arrays_of(batch)
+    faults = row_faults(arrays, mesh)
     if faults:
-        raise ValueError(
-            f"a batch's rows must be a multiple of {ways} (the mesh's data * fsdp): "
-            + ", ".join(faults)
-        )
-    return {
-        name: jax.make_array_from_process_local_data(rows, np.asarray(array))
-        for name, array in batch.items()
-    }
+        raise ValueError("; ".join(faults))
+    placed = jax.tree.map(lambda array: _place(array, mesh), arrays)
+    return with_arrays(batch, placed)
+
+
+def row_faults(arrays: Batch, mesh: Mesh) -> list[str]:
+    """Lists what keeps a batch's arrays from being split over a mesh, if anything."""
+    ways = mesh.shape["data"] * mesh.shape["fsdp"]
+    processes = len({d.process_index for d in mesh.devices.flat})
+    rows = {name: count * processes for name, count in row_counts(arrays).items()}
+    uneven = [f"{name} has {n} rows" for name, n in rows.items() if n % ways]
+    if not uneven:
+        return []
+    return [
+        f"a batch's rows must be a multiple of {ways} (the mesh's data * fsdp): "
+        + ", ".join(uneven)
+    ]
+
+
+def _place(array: Any, mesh: Mesh) -> jax.Array:
+    """Makes a global array of this process's rows, or of a number."""
+    if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
+        numbers = _place(jax.random.key_data(array), mesh)
+        return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(array))
+    axes = (("data", "fsdp"),) if array.ndim else ()
+    sharding = NamedSharding(mesh, PartitionSpec(*axes))
+    return jax.make_array_from_process_local_data(sharding, np.asarray(array))

@@ -192,7 +192,7 @@ class TrainStep:
         """Returns what a second evaluation of this microbatch needs."""
         moved = moved_collections(self.objective, state.variables, evaluated.aux)
         collections = {k: v for k, v in state.variables.items() if k in moved}
-        return Replay(dict(batch), step.key, step.step, collections)
+        return Replay(batch, step.key, step.step, collections)
 
     def _extended_window(
         self, state: TrainState, batch: Batch, step: Step, evaluated: Evaluated

@@ -15,6 +15,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key
 
+from dew.batch import row_counts
 from dew.objectives.base import AnyObjective
 from dew.processes import (
     exchange_words,
@@ -133,7 +134,7 @@ class Trainer:
                 130 after Ctrl-C.
         """
         _check_periods(steps=steps, log_every=log_every, eval_every=eval_every)
-        feed = Feed(data, self.mesh, set(self.objective.inputs))
+        feed = Feed(data, self.mesh, self.objective.inputs)
         try:
             with (
                 stop_signals() as signals,
@@ -474,6 +475,7 @@ def _check_periods(**periods: int | None) -> None:
 
 def _tokens(batch: Batch) -> int:
     """Counts the tokens of a batch, or its rows where it has none."""
-    if "tokens" in batch:
-        return batch["tokens"].size
-    return len(next(iter(batch.values())))
+    tokens = batch.get("tokens")
+    if isinstance(tokens, jax.Array):
+        return tokens.size
+    return max(row_counts(batch).values(), default=0)
