@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dew.tree import array_text, flatten, map_leaves, slashed
+from dew.tree import array_text, flatten, path_of, slashed
 from dew.typing import Batch, Path
 
 _NUMBERS = "biufc"
@@ -84,7 +84,9 @@ def _arrays(part: Any, path: Path) -> Any:
         return {n: x for n, x in parts.items() if x is not None} or None
     if not _is_for_devices(part):
         return None
-    return map_leaves(lambda at, leaf: _array((*path, *at), leaf), part)
+    return jax.tree_util.tree_map_with_path(
+        lambda keys, leaf: _array((*path, *path_of(keys)), leaf), part
+    )
 
 
 def _array(path: Path, leaf: Any) -> Any:

@@ -158,9 +158,11 @@ def row_faults(arrays: Batch, mesh: Mesh) -> list[str]:
 
 def _place(array: Any, mesh: Mesh) -> jax.Array:
     """Makes a global array of this process's rows, or of a number."""
-    if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
-        numbers = _place(jax.random.key_data(array), mesh)
-        return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(array))
-    axes = (("data", "fsdp"),) if array.ndim else ()
-    sharding = NamedSharding(mesh, PartitionSpec(*axes))
-    return jax.make_array_from_process_local_data(sharding, np.asarray(array))
+    sharding = NamedSharding(
+        mesh, PartitionSpec(("data", "fsdp")) if array.ndim else PartitionSpec()
+    )
+    if not jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return jax.make_array_from_process_local_data(sharding, np.asarray(array))
+    numbers = np.asarray(jax.random.key_data(array))
+    placed = jax.make_array_from_process_local_data(sharding, numbers)
+    return jax.random.wrap_key_data(placed, impl=jax.random.key_impl(array))

@@ -1,6 +1,5 @@
 """Batches are trees: arrays and numbers reach the loss, all else stays on the host."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,12 +85,13 @@ class Shown(Toy):
 
 
 @pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
+def clean() -> None:
     seen.clear()
-    yield
 
 
-def fit(objective: Any = None, count: int = 4, data: Any = None, **settings: Any) -> Any:
+def fit(
+    objective: Any = None, count: int = 4, data: Any = None, **settings: Any
+) -> Any:
     losses = Losses()
     trainer = Trainer(
         Toy(of=loss) if objective is None else objective,
@@ -172,7 +172,9 @@ def test_placing_splits_rows_and_replicates_numbers() -> None:
 
 
 def test_numbers_have_the_dtypes_of_their_kinds() -> None:
-    arrays = arrays_of({"a": 1, "b": 2.5, "c": False, "d": np.float16(1), "e": [3, 4.0]})
+    arrays = arrays_of(
+        {"a": 1, "b": 2.5, "c": False, "d": np.float16(1), "e": [3, 4.0]}
+    )
     kinds = [str(leaf.dtype) for leaf in jax.tree.leaves(arrays)]
     assert kinds == ["int32", "float32", "bool", "float16", "int32", "float32"]
     with pytest.raises(OverflowError, match="a/b of the batch is 1099511627776, which"):
@@ -190,8 +192,14 @@ def test_both_parts_make_the_batch_again() -> None:
 
 
 FAULTS = {
-    "missing": ({"x": "a path"}, r"lacks x \(it stays on the host\).*it has .*target/y"),
-    "shape": ({"x": np.zeros((8, 5), np.float32)}, r"x of the batch is float32\[8, 5\]"),
+    "missing": (
+        {"x": "a path"},
+        r"lacks x \(it stays on the host\).*it has .*target/y",
+    ),
+    "shape": (
+        {"x": np.zeros((8, 5), np.float32)},
+        r"x of the batch is float32\[8, 5\]",
+    ),
     "dtype": ({"x": np.zeros((8, 3), np.int32)}, r"is int32\[8, 3\], but .*float32\["),
     "rows": ({"more": {"z": np.zeros(6)}}, r"as many rows: .*x has 8.*more/z has 6"),
     "all": (
