@@ -438,14 +438,22 @@ class _Meeting:
         return [json.loads(text) for _, text in self.client.key_value_dir_get(folder)]
 
     def part(self) -> None:
-        """Waits at most a few seconds for the others to come to their end too."""
-        here = threading.Thread(target=self._wait_to_part, daemon=True)
+        """Waits at most a few seconds for the others to come to their end too.
+
+        If all come, they disconnect together, as at the end of a run without a fault.
+        """
+        here = threading.Thread(target=self._disconnect_with_all, daemon=True)
+        deadline = time.monotonic() + PART_S
         here.start()
         here.join(PART_S)
+        if self.index == 0 and distributed.global_state.service is not None:
+            # A process that gave up waiting still ends, and would be aborted in that.
+            time.sleep(max(0.0, deadline - time.monotonic()))
 
-    def _wait_to_part(self) -> None:
+    def _disconnect_with_all(self) -> None:
         try:
             self.client.wait_at_barrier(f"{ROOT}/part", PART_S * 1000)
+            distributed.global_state.shutdown()
         except jax.errors.JaxRuntimeError:
             pass  # Someone is gone already, or does something else.
 
@@ -453,6 +461,8 @@ class _Meeting:
         """Runs at exit, before jax would wait for processes that may never come."""
         self.part()
         state = distributed.global_state
+        if state.client is None:
+            return
         # Destroyed while clients are connected, the service makes them abort. What a
         # daemon thread holds is not destroyed; it goes with the process.
         held = (state.client, state.service)

@@ -82,7 +82,7 @@ def placement(mesh: Mesh, rules: Rules = DECODER_RULES) -> Placement:
     >>> import jax
     >>> place = placement(make_mesh(devices=jax.devices()[:8]))
     >>> place(("params", "embed", "weight"), (64, 48)).spec
-    PartitionSpec('tensor', 'fsdp')
+    P('tensor', 'fsdp')
     """
 
     def sharding(path: Path, shape: tuple[int, ...]) -> NamedSharding:

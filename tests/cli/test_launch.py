@@ -128,7 +128,8 @@ def _stopped(
     model: Path, text: Path, folder: Path, number: int, *, rank: int | None, code: int
 ) -> None:
     out = folder / "run"
-    run = Launched(folder, *pretrain(model, text, out, "--steps", "100000"))
+    options = ("--steps", "100000", "--keep-checkpoints", "1")
+    run = Launched(folder, *pretrain(model, text, out, *options))
     run.until(lambda: run.shows("step 5/"))
     processes = run.ranks()
     run.send(number, rank=rank)
