@@ -1,9 +1,9 @@
 """Agreement among the processes of one run, over jax's distributed runtime.
 
 A process that fails before a collective leaves the others waiting in it for good.
-So before each collective phase every process says whether it goes on, and hears what
-the others say: one barrier and one look at the runtime's key-value store, on the host,
-about a millisecond. With one process nothing is exchanged.
+So before each collective phase every process reports whether it continues, and reads
+the reports of the others: one barrier and one read of the runtime's key-value store, on
+the host, about a millisecond. With one process nothing is exchanged.
 """
 
 import atexit
@@ -29,8 +29,8 @@ Waited = TypeVar("Waited")
 HEARTBEAT_S = 30
 """Seconds without a heartbeat after which a process counts as dead."""
 
-PATIENCE_S = 10
-"""Seconds that a process with a fault waits for the others to hear of it.
+FAULT_TIMEOUT_S = 10
+"""Seconds that a process with a fault waits for the others to read its report.
 
 They may be inside a collective that waits for this process, which ends when it does.
 """
@@ -38,20 +38,20 @@ They may be inside a collective that waits for this process, which ends when it 
 ABORT_S = 5
 """Seconds that the runtime gets to abort the process once it says that one is dead."""
 
-PART_S = 3
+EXIT_TIMEOUT_S = 3
 """Seconds that a process which ends by a fault waits for the others to end."""
 
 POLL_S = 0.5
-"""Seconds between two looks at what other processes posted, while one waits."""
+"""Seconds between two reads of the other processes' reports, while one waits."""
 
 FOREVER_MS = 7 * 24 * 3600 * 1000
 """Others may compile or load for long; the heartbeats say whether they live."""
 
-HEARD = "heard"
-"""Barrier of processes that know of a fault."""
+REPORTED = "fault reported"
+"""Barrier after which every process has read the report of a fault."""
 
 AGREED = "agreed by all processes"
-"""Mark of an exception that all processes know of."""
+"""Attribute of an exception that all processes have agreed on."""
 
 ROOT = "dew"
 """Prefix of our barriers and keys in the runtime's store."""
@@ -113,7 +113,8 @@ def agree_process_phase(phase: str, fault: BaseException | None = None) -> None:
     """Waits for all processes to reach `phase`, and raises on all if one has a fault.
 
     Every process calls it with the same phase, before its next collective; `fault` is
-    what went wrong here since the last. A phase's name holds no step or other count.
+    the exception of this process since the last phase. The name of a phase contains no
+    step or other count.
 
     >>> agree_process_phase("preview")
 
@@ -122,7 +123,7 @@ def agree_process_phase(phase: str, fault: BaseException | None = None) -> None:
         ProcessError: another process has one; the message names it, the phase and the
             first fault.
     """
-    exchange_words(phase, "", fault)
+    exchange_messages(phase, "", fault)
 
 
 @contextmanager
@@ -146,28 +147,28 @@ def process_phase(phase: str) -> Iterator[None]:
     agree_process_phase(phase, fault)
 
 
-def exchange_words(
-    phase: str, word: str, fault: BaseException | None = None
+def exchange_messages(
+    phase: str, message: str, fault: BaseException | None = None
 ) -> list[str]:
-    """Agrees as `agree_process_phase` does, and returns what each process says.
+    """Agrees as `agree_process_phase` does, and returns the message of each process.
 
-    An empty word, which says nothing, costs nothing.
+    An empty message costs no write to the store.
 
     Raises:
         BaseException: `fault` itself, in the process that has it.
         ProcessError: another process has a fault, or no longer answers.
     """
-    meeting = _Meeting.current()
-    if meeting is None:
+    coordinator = _Coordinator.current()
+    if coordinator is None:
         if fault is not None:
             raise fault
-        return [word]
-    return meeting.hold(phase, word, fault)
+        return [message]
+    return coordinator.exchange(phase, message, fault)
 
 
 @contextmanager
 def process_run(name: str) -> Iterator[None]:
-    """Runs its block, and tells the others of an exception that ends it here.
+    """Runs its block, and reports to the others an exception that ends it here.
 
     For the whole of a run, with phases and collectives inside: an exception that the
     processes agreed on already passes as it is. Others that wait at a phase, or through
@@ -198,19 +199,19 @@ def wait_with_processes(call: Callable[[], Waited]) -> Waited:
     Raises:
         ProcessError: another process failed, or no longer answers.
     """
-    meeting = _Meeting.current()
-    return call() if meeting is None else meeting.wait_for(call)
+    coordinator = _Coordinator.current()
+    return call() if coordinator is None else coordinator.wait_for(call)
 
 
 def post_fault(fault: BaseException) -> None:
-    """Tells the others of a fault outside every phase, before this process ends.
+    """Reports to the others a fault outside every phase, before this process ends.
 
-    Whoever waits for this process at a phase raises a `ProcessError` that names the
+    A process that waits for this one at a phase raises a `ProcessError` that names the
     fault. At its exit this process does not wait for the others, as jax would.
     """
-    meeting = _Meeting.current()
-    if meeting is not None:
-        meeting.leave(fault, is_own=not isinstance(fault, ProcessError))
+    coordinator = _Coordinator.current()
+    if coordinator is not None:
+        coordinator.leave(fault, is_own=not isinstance(fault, ProcessError))
 
 
 def leave_processes() -> None:
@@ -219,9 +220,9 @@ def leave_processes() -> None:
     The store ends with process 0, and others may be about to look into it. For use
     before `os._exit`; at a normal exit jax waits for all processes, however long.
     """
-    meeting = _Meeting.current()
-    if meeting is not None:
-        meeting.part()
+    coordinator = _Coordinator.current()
+    if coordinator is not None:
+        coordinator.wait_for_exit()
 
 
 def name_lost_process(fault: BaseException) -> BaseException:
@@ -229,30 +230,30 @@ def name_lost_process(fault: BaseException) -> BaseException:
 
     An exception that does not come from a broken connection is returned as it is.
     """
-    meeting = _Meeting.current()
+    coordinator = _Coordinator.current()
     # jax raises a RuntimeError of its own from a step, and a ValueError at a dispatch.
     is_broken = isinstance(fault, RuntimeError | ValueError) and _CONNECTION.search(
         str(fault)
     )
-    if meeting is None or isinstance(fault, ProcessError) or not is_broken:
+    if coordinator is None or isinstance(fault, ProcessError) or not is_broken:
         return fault
-    return meeting.diagnose()
+    return coordinator.diagnose()
 
 
-class _Meeting:
-    """The phases of this process so far, and the store it shares with the others."""
+class _Coordinator:
+    """The phases of this process so far, and the key-value store of all processes."""
 
-    _instance: "_Meeting | None" = None
+    _instance: "_Coordinator | None" = None
 
     def __init__(self, client: Any, index: int, count: int) -> None:
         self.client, self.index, self.count = client, index, count
         self._phases = 0
-        self._said = ""
+        self._written = ""
         self._left = False
 
     @classmethod
-    def current(cls) -> "_Meeting | None":
-        """Returns the meeting of this process's distributed run, None without one."""
+    def current(cls) -> "_Coordinator | None":
+        """Returns the coordinator of this run; None with one process."""
         state = distributed.global_state
         if state.client is None or state.num_processes == 1:
             return None
@@ -260,15 +261,18 @@ class _Meeting:
             cls._instance = cls(state.client, state.process_id, state.num_processes)
         return cls._instance
 
-    def hold(self, phase: str, word: str, fault: BaseException | None) -> list[str]:
+    def exchange(
+        self, phase: str, message: str, fault: BaseException | None
+    ) -> list[str]:
+        """Waits for all at a phase, and returns the message of each process."""
         if fault is not None and not isinstance(fault, ProcessError):
             fault = name_lost_process(fault)
         if fault is not None and self._left:
             raise fault
         self._phases += 1
         folder = self._folder(self._phases)
-        if word or fault is not None:
-            record = {"word": word}
+        if message or fault is not None:
+            record = {"text": message}
             if fault is not None:
                 record |= self._record(fault, phase)
             self._set(f"{folder}{self.index}", record)
@@ -279,32 +283,32 @@ class _Meeting:
         self._wait(phase)
         records = self._records(folder)
         if any("type" in record for record in records):
-            # Who has the fault may end now, and with process 0 the store ends.
-            self._wait(HEARD, patience_s=PATIENCE_S)
-        # All have read the last phase's words once they have come to this one.
-        if self._said and self.index == 0:
-            self.client.key_value_delete(self._said)
-        self._said = folder if records else ""
+            # The process with the fault may end now, and with process 0 the store.
+            self._wait(REPORTED, timeout_s=FAULT_TIMEOUT_S)
+        # All have read the last phase's messages once they have come to this one.
+        if self._written and self.index == 0:
+            self.client.key_value_delete(self._written)
+        self._written = folder if records else ""
         _raise_first(records)
-        words = {record["process"]: record["word"] for record in records}
-        return [words.get(i, "") for i in range(self.count)]
+        texts = {record["process"]: record["text"] for record in records}
+        return [texts.get(i, "") for i in range(self.count)]
 
     def wait_for(self, call: Callable[[], Waited]) -> Waited:
-        """Waits for a call in a thread, and meanwhile for the faults of others."""
+        """Runs a call in a thread, and reads the reports of others until it returns."""
         ended = _in_thread(call)
         while True:
             try:
                 result, fault = ended.get(timeout=POLL_S)
             except queue.Empty:
-                # The fault of who gave up this phase is told under the next.
-                self._hear(self._phases + 1)
+                # A process that gave up this phase reports its fault under the next.
+                self._read_faults(self._phases + 1)
                 continue
             if fault is not None:
                 raise fault
             return result
 
     def leave(self, fault: BaseException, *, is_own: bool = True) -> None:
-        """Posts a fault that no phase will tell, and stops waiting for the others."""
+        """Reports a fault outside the phases, and stops waiting for the others."""
         if self._left:
             return
         self._left = True
@@ -317,13 +321,13 @@ class _Meeting:
             return  # With process 0 the store is gone too; the others notice its end.
 
     def diagnose(self) -> ProcessError:
-        """Finds out why a collective broke: all survivors raise their hand at once."""
+        """Finds out why a collective broke: each live process writes a key at once."""
         alive: set[int] = set()
         try:
             self._set(f"{ROOT}/alive/{self.index}", {})
             deadline = time.monotonic() + 10 * POLL_S
             while time.monotonic() < deadline:
-                if not self._hear(self._phases + 1):
+                if not self._read_faults(self._phases + 1):
                     break
                 alive = {r["process"] for r in self._records(f"{ROOT}/alive/")}
                 time.sleep(POLL_S)
@@ -337,16 +341,16 @@ class _Meeting:
         return self._lost(lost, "a collective")
 
     def _wait_with_fault(self, phase: str, fault: BaseException) -> None:
-        """Lets the others hear of a fault, unless they are out of reach."""
+        """Waits until the others have read of a fault, unless they are out of reach."""
         try:
-            for name in (phase, HEARD):
-                if not self._wait(name, patience_s=PATIENCE_S):
+            for name in (phase, REPORTED):
+                if not self._wait(name, timeout_s=FAULT_TIMEOUT_S):
                     self.leave(fault)
                     return
         except ProcessError:
             self.leave(fault)
 
-    def _wait(self, phase: str, patience_s: float = FOREVER_MS / 1000) -> bool:
+    def _wait(self, phase: str, timeout_s: float = FOREVER_MS / 1000) -> bool:
         """Waits at the barrier of a phase; returns whether all came in time.
 
         The main thread stays in Python meanwhile, where it can handle signals.
@@ -354,14 +358,14 @@ class _Meeting:
         ended = _in_thread(
             lambda: self.client.wait_at_barrier(f"{ROOT}/{phase}", FOREVER_MS)
         )
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + timeout_s
         while True:
             try:
                 _, broken = ended.get(timeout=POLL_S)
             except queue.Empty:
                 if time.monotonic() > deadline:
                     return False
-                self._look_around(phase)
+                self._check_others(phase)
                 continue
             if broken is not None:
                 # The runtime is about to abort this process, with a line of ours.
@@ -369,9 +373,9 @@ class _Meeting:
                 raise self._lost(_dead(str(broken)), phase) from broken
             return True
 
-    def _look_around(self, phase: str) -> None:
+    def _check_others(self, phase: str) -> None:
         """Raises where another process has failed, or waits at another phase."""
-        if not self._hear(self._phases, phase):
+        if not self._read_faults(self._phases, phase):
             return
         here = {"phase": phase, "number": self._phases}
         try:
@@ -389,26 +393,28 @@ class _Meeting:
                 self.leave(error, is_own=False)
                 raise error
 
-    def _hear(self, number: int, phase: str | None = None) -> bool:
-        """Raises where another process failed outside this phase, or at another.
+    def _read_faults(self, number: int, phase: str | None = None) -> bool:
+        """Raises where another process failed outside this phase, or at another phase.
 
         Returns whether the store could be read: without it, what waits fails soon.
         """
         try:
             records = self._records(f"{ROOT}/faults/")
-            said = self._records(self._folder(number))
+            messages = self._records(self._folder(number))
         except jax.errors.JaxRuntimeError:
             return False
         try:
-            # What was said at this very phase is heard when all have come to it.
-            _raise_first(records + [r for r in said if r.get("phase", phase) != phase])
+            # Reports at this very phase are read when all have come to it.
+            _raise_first(
+                records + [r for r in messages if r.get("phase", phase) != phase]
+            )
         except ProcessError as cause:
             self.leave(cause, is_own=False)
             raise
         return True
 
     def _folder(self, number: int) -> str:
-        return f"{ROOT}/words/{number}/"
+        return f"{ROOT}/messages/{number}/"
 
     def _lost(self, processes: list[int], phase: str) -> ProcessError:
         names = ", ".join(map(str, processes)) or "unknown"
@@ -437,41 +443,41 @@ class _Meeting:
     def _records(self, folder: str) -> list[dict[str, Any]]:
         return [json.loads(text) for _, text in self.client.key_value_dir_get(folder)]
 
-    def part(self) -> None:
+    def wait_for_exit(self) -> None:
         """Waits at most a few seconds for the others to come to their end too.
 
         If all come, they disconnect together, as at the end of a run without a fault.
         """
         here = threading.Thread(target=self._disconnect_with_all, daemon=True)
-        deadline = time.monotonic() + PART_S
+        deadline = time.monotonic() + EXIT_TIMEOUT_S
         here.start()
-        here.join(PART_S)
+        here.join(EXIT_TIMEOUT_S)
         if self.index == 0 and distributed.global_state.service is not None:
             # A process that gave up waiting still ends, and would be aborted in that.
             time.sleep(max(0.0, deadline - time.monotonic()))
 
     def _disconnect_with_all(self) -> None:
         try:
-            self.client.wait_at_barrier(f"{ROOT}/part", PART_S * 1000)
+            self.client.wait_at_barrier(f"{ROOT}/exit", EXIT_TIMEOUT_S * 1000)
             distributed.global_state.shutdown()
         except jax.errors.JaxRuntimeError:
             pass  # Someone is gone already, or does something else.
 
     def _disconnect(self) -> None:
         """Runs at exit, before jax would wait for processes that may never come."""
-        self.part()
+        self.wait_for_exit()
         state = distributed.global_state
         if state.client is None:
             return
         # Destroyed while clients are connected, the service makes them abort. What a
-        # daemon thread holds is not destroyed; it goes with the process.
-        held = (state.client, state.service)
-        threading.Thread(target=_hold, args=held, daemon=True).start()
+        # daemon thread refers to is not destroyed before the process ends.
+        kept = (state.client, state.service)
+        threading.Thread(target=_keep, args=kept, daemon=True).start()
         state.client = state.service = None
 
 
 def _in_thread(call: Callable[[], Any]) -> "queue.SimpleQueue[Any]":
-    """Runs a call in a thread; the queue gets its result and exception in time."""
+    """Runs a call in a thread; the queue receives its result and its exception."""
     ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def run() -> None:
@@ -484,7 +490,7 @@ def _in_thread(call: Callable[[], Any]) -> "queue.SimpleQueue[Any]":
     return ended
 
 
-def _hold(*_: Any) -> None:
+def _keep(*_: Any) -> None:
     threading.Event().wait()
 
 
@@ -505,7 +511,7 @@ _CONNECTION = re.compile(
     r"\bgloo\b|\bnccl|\brccl|heartbeat timeout|coordination service|barrier failed",
     re.IGNORECASE,
 )
-"""What the message of a collective says when a peer is gone."""
+"""Text in the exception of a collective when a peer is gone."""
 
 
 def _dead(text: str) -> list[int]:

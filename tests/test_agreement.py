@@ -39,8 +39,8 @@ def test_a_phase_without_a_fault_passes_everywhere(
 
 
 def test_every_process_hears_what_the_others_say(agreed: list[dict[str, Any]]) -> None:
-    assert [process["words"] for process in agreed] == [["", "stop"]] * 2
-    assert [process["no words"] for process in agreed] == [["", ""]] * 2
+    assert [process["messages"] for process in agreed] == [["", "stop"]] * 2
+    assert [process["no messages"] for process in agreed] == [["", ""]] * 2
 
 
 @pytest.mark.parametrize("rank", [0, 1])

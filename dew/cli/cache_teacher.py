@@ -38,7 +38,7 @@ from dew.data.teacher_cache import (
 )
 from dew.objectives.distillation.teachers import scores_of
 from dew.objectives.tokens import INPUTS
-from dew.processes import exchange_words, process_phase
+from dew.processes import exchange_messages, process_phase
 
 OPENING, SCORING, CLOSING = (
     "opening the cache",
@@ -260,8 +260,8 @@ class CacheTeacher:
                     "is_complete": writer.manifest.is_complete,
                     "position": writer.position,
                 }
-        word = json_format.dumps(found) if index == 0 else ""
-        found = json_format.loads(exchange_words(OPENING, word)[0])
+        message = json_format.dumps(found) if index == 0 else ""
+        found = json_format.loads(exchange_messages(OPENING, message)[0])
         if not found["is_complete"]:
             if found["position"] is not None:
                 data.set_state(found["position"])

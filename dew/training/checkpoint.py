@@ -21,7 +21,7 @@ from orbax.checkpoint import checkpoint_managers as managers
 from rich.console import Console
 
 from dew.objectives.base import AnyObjective
-from dew.processes import agree_process_phase, exchange_words
+from dew.processes import agree_process_phase, exchange_messages
 from dew.state import TrainState
 from dew.training.checksums import array_checksum, checksum_text, json_checksum
 from dew.training.event_loops import one_error_only
@@ -470,15 +470,15 @@ def _damage_of(what: str) -> Iterator[None]:
 def _on_all_processes(read: Callable[[], Read]) -> Read:
     """Returns what this process reads; damage that one finds is raised by all."""
     found: list[Read] = []
-    word, fault = "", None
+    message, fault = "", None
     try:
         found.append(read())
     except DamagedCheckpointError as damage:
-        word = str(damage)
+        message = str(damage)
     except Exception as raised:
         fault = raised
-    words = exchange_words("the reading of a checkpoint", word, fault)
-    for damage in filter(None, words):
+    messages = exchange_messages("the reading of a checkpoint", message, fault)
+    for damage in filter(None, messages):
         raise DamagedCheckpointError(damage)
     return found[0]
 

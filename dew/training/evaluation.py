@@ -14,7 +14,7 @@ from jaxtyping import Array, Key
 
 from dew.batch import arrays_of, with_arrays
 from dew.objectives.base import AnyObjective, Metric, Step
-from dew.processes import exchange_words, wait_with_processes
+from dew.processes import exchange_messages, wait_with_processes
 from dew.training.parts import align, describe, drop_padding
 from dew.training.sharding import place_batch
 from dew.training.signals import StopSignals, raise_stop
@@ -117,9 +117,11 @@ def _next_batch(
             form = describe(batch)
     except Exception as raised:
         fault = raised
-    words = exchange_words("an evaluation's batch", signals.word or form, fault)
-    raise_stop(words)
-    return (batch, None) if len(words) == 1 else align(batch, words)
+    messages = exchange_messages(
+        "an evaluation's batch", signals.message or form, fault
+    )
+    raise_stop(messages)
+    return (batch, None) if len(messages) == 1 else align(batch, messages)
 
 
 def _accumulate(

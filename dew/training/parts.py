@@ -35,13 +35,13 @@ def describe(batch: Batch | None) -> str:
 
 
 def align(
-    batch: Batch | None, words: Sequence[str]
+    batch: Batch | None, messages: Sequence[str]
 ) -> tuple[Batch | None, np.ndarray | None]:
     """Returns this process's batch as large as the others', and which rows are real.
 
     Args:
         batch: this process's; None where its part has ended.
-        words: what `describe` gave in each process, in their order.
+        messages: what `describe` gave in each process, in their order.
 
     Returns:
         The batch, None where all parts have ended; and a flag for each global row, or
@@ -50,7 +50,9 @@ def align(
     Raises:
         ValueError: arrays of the processes differ in more than their rows.
     """
-    forms: list[Form | None] = [json.loads(word) if word else None for word in words]
+    forms: list[Form | None] = [
+        json.loads(message) if message else None for message in messages
+    ]
     present = [form for form in forms if form is not None]
     if not present:
         return None, None

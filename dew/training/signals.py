@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dew.processes import exchange_words
+from dew.processes import exchange_messages
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 """Signals that stop a run."""
@@ -28,7 +28,7 @@ class StopSignals:
         self.number: int | None = None
 
     @property
-    def word(self) -> str:
+    def message(self) -> str:
         """What this process says to the others: the signal's number, or nothing."""
         return "" if self.number is None else str(int(self.number))
 
@@ -46,14 +46,14 @@ class StopSignals:
             yield
         except Exception as raised:
             fault = raised
-        raise_stop(exchange_words(name, self.word, fault))
+        raise_stop(exchange_messages(name, self.message, fault))
 
 
-def raise_stop(words: list[str]) -> None:
-    """Raises `Stopped` with the first signal among the words of all processes."""
-    for word in words:
-        if word.isdecimal():
-            raise Stopped(int(word))
+def raise_stop(messages: list[str]) -> None:
+    """Raises `Stopped` with the first signal among the messages of all processes."""
+    for message in messages:
+        if message.isdecimal():
+            raise Stopped(int(message))
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from jaxtyping import Array, Key
 from dew.batch import row_counts
 from dew.objectives.base import AnyObjective
 from dew.processes import (
-    exchange_words,
+    exchange_messages,
     process_phase,
     process_run,
     wait_with_processes,
@@ -43,12 +43,12 @@ Attempt: TypeAlias = Callable[[TrainState, Batch], tuple[TrainState, Report]]
 
 
 ENDED = "ended"
-"""The word of a process whose data has ended."""
+"""The message of a process whose data has ended."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Run:
-    """What one call of `Trainer.fit` works with, beside the state that it moves."""
+    """Objects of one call of `Trainer.fit`, and the commit of its last checkpoint."""
 
     attempt: Attempt
     feed: Feed
@@ -58,6 +58,7 @@ class Run:
     evaluations: Mapping[str, Evaluation]
     signals: StopSignals
     held: frozenset[Path]
+    saved: int | None = None
 
 
 @dataclass(eq=False)
@@ -99,7 +100,6 @@ class Trainer:
     run_config: Mapping[str, object] = field(default_factory=dict)
     callbacks: Sequence[Callback] = ()
     derived: Callable[[Log], Mapping[str, float]] | None = None
-    _saved: int | None = field(default=None, init=False, repr=False)
 
     def fit(
         self,
@@ -167,7 +167,7 @@ class Trainer:
     def _run(self, state: TrainState, run: Run, *, eval_on_start: bool) -> TrainState:
         """Calls the hooks of the start, and trains to the last commit."""
         commits, steps = int(state.commits), run.intervals.last
-        self._saved = commits if commits else None
+        run.saved = commits if commits else None
         try:
             with run.signals.phase("the start"):
                 run.tracker.start(self.run_config, step=commits)
@@ -179,11 +179,11 @@ class Trainer:
             while commits < steps:
                 goal = run.intervals.next(commits)
                 with run.intervals.profiler(commits):
-                    state, words = self._advance(state, run, goal)
+                    state, messages = self._advance(state, run, goal)
                 commits = int(state.commits)
-                raise_stop(words)
-                if commits < steps and ENDED in words:
-                    self._end_early(state, run, words)
+                raise_stop(messages)
+                if commits < steps and ENDED in messages:
+                    self._end_early(state, run, messages)
                 if commits == goal:
                     self._log_evaluate_save(state, run)
             self._wait_for_checkpoints()
@@ -278,15 +278,15 @@ class Trainer:
     ) -> tuple[TrainState, list[str]]:
         """Dispatches what it takes to reach `goal` commits if nothing is rejected.
 
-        Returns the last words of all processes as well: a signal's number or `ENDED`
+        Returns the last messages of all processes as well: a signal's number or `ENDED`
         where one of them does not go on.
         """
         commits = int(state.commits)
-        words: list[str] = []
+        messages: list[str] = []
         # A resumed window already holds some of its microbatches.
         in_window = 0 if state.window is None else int(state.window.count)
         for _ in range((goal - commits) * self.accumulation - in_window):
-            batch, words = self._next_batch(run)
+            batch, messages = self._next_batch(run)
             if batch is None:
                 break
             state, report = run.attempt(state, batch)
@@ -295,34 +295,34 @@ class Trainer:
         params = state.variables["params"]
         with process_phase("the steps"):
             wait_with_processes(lambda: run.log.read(commits, params))
-        return state, words
+        return state, messages
 
     def _next_batch(self, run: Run) -> tuple[Batch | None, list[str]]:
         """Takes a batch in every process, or in none; and what they say."""
         batch: Batch | None = None
         fault: Exception | None = None
-        word = run.signals.word
-        if not word:
+        message = run.signals.message
+        if not message:
             try:
                 batch = run.feed.take()
             except Exception as raised:
                 fault = raised
             if batch is None and fault is None:
-                word = ENDED
-        words = exchange_words("the next batch", word, fault)
-        if any(words):
+                message = ENDED
+        messages = exchange_messages("the next batch", message, fault)
+        if any(messages):
             if batch is not None:
                 run.feed.put_back(batch)
-            return None, words
-        return batch, words
+            return None, messages
+        return batch, messages
 
-    def _end_early(self, state: TrainState, run: Run, words: list[str]) -> None:
+    def _end_early(self, state: TrainState, run: Run, messages: list[str]) -> None:
         """Saves, and raises as the data ended before the last commit."""
         commits, steps = int(state.commits), run.intervals.last
         self._save_new(state, run)
-        ended = [str(i) for i, word in enumerate(words) if word == ENDED]
-        where = f" in process {', '.join(ended)}" if len(words) > 1 else ""
-        saved = "" if self._saved is None else "; a checkpoint was saved"
+        ended = [str(i) for i, message in enumerate(messages) if message == ENDED]
+        where = f" in process {', '.join(ended)}" if len(messages) > 1 else ""
+        saved = "" if run.saved is None else "; a checkpoint was saved"
         raise TrainingError(
             f"the data ended{where} after {commits} of {steps} commits{saved}: give "
             "more data, let it repeat, or ask for fewer steps"
@@ -338,7 +338,7 @@ class Trainer:
             "nothing was saved, as the run has no checkpoints"
             if self.checkpoints is None
             else "there was no commit to save"
-            if self._saved is None
+            if run.saved is None
             else f"its checkpoint is in {self.checkpoints.folder}"
         )
         print(f"stopped by {stopped} {where}; {kept}", file=sys.stderr, flush=True)
@@ -350,7 +350,7 @@ class Trainer:
         taken anew when the run goes on, with the same random keys.
         """
         commits = int(state.commits)
-        if commits and commits != self._saved:
+        if commits and commits != run.saved:
             self._save(state, run, None)
         self._wait_for_checkpoints()
 
@@ -432,7 +432,7 @@ class Trainer:
                 state, self.objective, data=position, metrics=metrics, held=run.held
             )
         )
-        self._saved = step
+        run.saved = step
         with process_phase("the save's report"):
             for callback in self.callbacks:
                 callback.on_save(step)

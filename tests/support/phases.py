@@ -14,7 +14,7 @@ from dew.processes import (
     ProcessError,
     agree_process_phase,
     connect_processes,
-    exchange_words,
+    exchange_messages,
     post_fault,
     process_phase,
 )
@@ -53,8 +53,8 @@ def killed(index: int, rank: int) -> None:
 
 CASES: dict[str, Callable[[int], object]] = {
     "goes on": lambda index: agree_process_phase("step"),
-    "words": lambda index: exchange_words("step", "stop" if index else ""),
-    "no words": lambda index: exchange_words("step", ""),
+    "messages": lambda index: exchange_messages("step", "stop" if index else ""),
+    "no messages": lambda index: exchange_messages("step", ""),
     "process 0 fails": lambda index: fails(index, 0),
     "process 1 fails": lambda index: fails(index, 1),
     "both fail": lambda index: fails(index, 0, 1),
