@@ -311,18 +311,29 @@ def _trains_alike(
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("counts", [(2, 2), (1, 2), (2, 1)])
 def test_a_launched_run_resumes_and_exports_as_one_of_one_process(
-    model: Path, student: Path, text: Path, tmp_path: Path, capfd: Any
+    counts: tuple[int, int],
+    model: Path,
+    student: Path,
+    text: Path,
+    tmp_path: Path,
+    capfd: Any,
 ) -> None:
     out = tmp_path / "run"
     command = training("pretrain", model, student, text, out)
-    first = launched(tmp_path / "first", *command, "--steps", "2")
-    second = launched(tmp_path / "second", *command, "--resume")
-    trial("resume", second)
-    assert (first.code, second.code) == (0, 0), first.err + second.err
+    losses: list[float] = []
+    for count, more in zip(counts, (["--steps", "2"], ["--resume"]), strict=True):
+        if count == 1:
+            assert main([*command, *more]) == 0
+            losses += json.loads(capfd.readouterr().out)["losses"]
+        else:
+            ended = launched(tmp_path / more[0], *command, *more)
+            trial(f"{counts} {more}", ended)
+            assert ended.code == 0, ended.err
+            losses += json.loads(ended.out)["losses"]
     assert main(training("pretrain", model, student, text, tmp_path / "alone")) == 0
     by_one = json.loads(capfd.readouterr().out)
-    losses = [x for run in (first, second) for x in json.loads(run.out)["losses"]]
     np.testing.assert_allclose(losses, by_one["losses"], rtol=RTOL["float32"])
     assert main(["export", str(out), str(tmp_path / "again"), "--json"]) == 0
     exported, again = (
