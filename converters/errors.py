@@ -1,8 +1,20 @@
-"""Names in error messages: numbered ones as ranges, with the nearest correct name."""
+"""Errors of the native road, and names in messages: ranges and nearest names."""
 
 import difflib
 import re
 from collections.abc import Iterable, Sequence
+
+
+class UnsupportedError(ValueError):
+    """A model that the native road leaves to the lowered one.
+
+    `fault` states why in one sentence; the whole message adds what to do.
+    """
+
+    def __init__(self, fault: str, advice: str) -> None:
+        super().__init__(f"{fault}{advice}")
+        self.fault = fault
+
 
 _NUMBER = re.compile(r"(?<![^./_-])\d+(?![^./_-])")
 
@@ -20,9 +32,9 @@ def brief(names: Iterable[str], *, near: Sequence[str] = ()) -> list[str]:
     return [_line(group) + nearest(group[0], near) for group in groups.values()]
 
 
-def nearest(name: str, names: Sequence[str]) -> str:
+def nearest(name: str, names: Sequence[str], *, likeness: float = 0.6) -> str:
     """Returns ` (nearest: …)`, or an empty text where none of `names` is similar."""
-    matches = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    matches = difflib.get_close_matches(name, names, n=1, cutoff=likeness)
     return f" (nearest: {matches[0]})" if matches else ""
 
 

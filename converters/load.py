@@ -9,9 +9,9 @@ import jax
 import numpy as np
 from jax.typing import DTypeLike
 
-from dew.converters.errors import nearest
+from dew.converters.errors import UnsupportedError, nearest
 from dew.converters.families import FAMILIES
-from dew.converters.families.base import Family
+from dew.converters.families.base import Family, UnsupportedConfigError
 from dew.converters.folder.dtypes import convert_dtype
 from dew.converters.folder.folder import Unpickle
 from dew.converters.folder.weights import Weights, unreadable
@@ -56,7 +56,7 @@ def load_native(
         shardings: sharding of each variable; None is the default device.
         tied: whether the config or the file counts where they disagree about a tied
             head, see `dew.converters.tied_weights`.
-        ignore_fields: unknown fields of config.json that are ignored, not refused.
+        ignore_fields: fields of config.json that are ignored, not refused.
         dequantise: whether a quantised folder is read as the plain one that
             `dew.converters.folder.dequantize` makes of it.
         unpickle: converts pickled weights to safetensors; None refuses them.
@@ -90,19 +90,13 @@ def load_native(
         folder=folder,
         table=table,
         ties=ties,
-        ignored_fields=tuple(ignore_fields),
+        ignored_fields=family.ignored_fields(folder.config, ignore_fields),
+        known_fields=family.known,
     )
 
 
-class UnknownFamilyError(ValueError):
-    """The native road has no family for a folder's architecture.
-
-    `fault` states it in one sentence; the whole message adds the known architectures.
-    """
-
-    def __init__(self, fault: str, advice: str) -> None:
-        super().__init__(f"{fault}{advice}")
-        self.fault = fault
+class UnknownFamilyError(UnsupportedError):
+    """The native road has no family for a folder's architecture."""
 
 
 def unknown_family(
@@ -125,6 +119,24 @@ def unknown_family(
             f"model_type {model_type!r}",
             f"; architectures must be one of {', '.join(known)}",
         )
+    return None
+
+
+def unsupported(
+    config: Mapping[str, object], address: str, ignore_fields: Sequence[str] = ()
+) -> UnsupportedError | None:
+    """Returns why the native road leaves a config to the lowered one; None if not.
+
+    Raises:
+        ValueError: fields of the config have values of a wrong type.
+    """
+    unknown = unknown_family(config, address)
+    if unknown is not None:
+        return unknown
+    try:
+        family_of(config, address).read(config, ignore_fields)
+    except UnsupportedConfigError as fault:
+        return fault
     return None
 
 

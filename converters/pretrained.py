@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from dew.converters.config.known_fields import KnownFields
 from dew.converters.folder.folder import Folder
 from dew.converters.mapping.table import Table
 from dew.converters.tied_weights import Ties
@@ -40,7 +41,9 @@ class Pretrained(Source):
     ties: Ties = field(default_factory=Ties)
     """How disagreements about tied weights were settled."""
     ignored_fields: tuple[str, ...] = ()
-    """Unknown fields of config.json that were named to be ignored."""
+    """Fields of config.json without effect: unknown, or named to be ignored."""
+    known_fields: KnownFields | None = None
+    """Fields that transformers knows; None for a model of a class of one's own."""
 
     @property
     def source(self) -> "Pretrained":

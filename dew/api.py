@@ -22,11 +22,11 @@ import jax
 from jax.typing import ArrayLike, DTypeLike
 from rich.console import Console
 
+from dew.converters.errors import UnsupportedError, nearest
 from dew.converters.load import (
     Shardings,
-    UnknownFamilyError,
     load_native,
-    unknown_family,
+    unsupported,
 )
 from dew.converters.lora import peft
 from dew.converters.lora.adapters import Adapted
@@ -96,8 +96,10 @@ def load(
 ) -> Pretrained:
     """Loads a pretrained model from a folder, a hub id, a URL or a run's folder.
 
-    An architecture that the native road lacks is loaded by the lowered one, with a line
-    on stderr. An adapter's folder gives an `Adapted`: the adapter over its base model.
+    What the native road lacks, an architecture or a field of its config, is loaded by
+    the lowered one, with a line on stderr. Another line names the fields of config.json
+    that transformers does not read: they have no effect. An adapter's folder gives an
+    `Adapted`: the adapter over its base model.
 
         >>> import dew, numpy as np
         >>> source = dew.load(FOLDER)
@@ -115,55 +117,108 @@ def load(
         shardings: sharding of each variable; None is the default device.
         tied: on the native road, whether config or file counts where they disagree
             about a tied head, see `dew.converters.tied_weights`.
-        ignore_fields: on the native road, unknown fields of config.json to ignore.
+        ignore_fields: on the native road, fields of config.json to ignore although
+            transformers reads them.
         dequantise: whether a quantised folder is read through its plain copy.
         base: the model an adapter is loaded over; None loads the one its config names.
 
     Raises:
         ValueError: the address names nothing, or fields or tensors of the folder are
             not accounted for; the message lists all of them.
-        UnknownFamilyError: the architecture needs a road other than `road`, or one that
-            is not installed.
+        UnsupportedError: the model needs a road other than `road`, or one that is not
+            installed.
     """
+    source, notes = _loaded(
+        address,
+        dtype=dtype,
+        road=road,
+        shardings=shardings,
+        tied=tied,
+        ignore_fields=ignore_fields,
+        dequantise=dequantise,
+        base=base,
+    )
+    console = Console(stderr=True, quiet=jax.process_index() > 0)
+    for note in notes:
+        console.print(note, markup=False)
+    return source
+
+
+def _loaded(
+    address: Address,
+    *,
+    dtype: DTypeLike | None = None,
+    road: Road = "auto",
+    shardings: Shardings | None = None,
+    tied: Tied | None = None,
+    ignore_fields: Sequence[str] = (),
+    dequantise: bool = False,
+    base: Pretrained | None = None,
+) -> tuple[Pretrained, list[str]]:
+    """Returns the model as `load` has it, and what its user should know of it."""
     folder = open_folder(address, dequantise=dequantise, unpickle=_unpickle)
+    notes: list[str] = []
     if folder.is_adapter:
-        base = base or load(
-            peft.base_address(folder),
-            dtype=dtype,
-            road=road,
-            shardings=shardings,
-            tied=tied,
-            ignore_fields=ignore_fields,
-            dequantise=dequantise,
-        )
-        return peft.load_adapter(folder, base, dtype=dtype)
+        if base is None:
+            base, notes = _loaded(
+                peft.base_address(folder),
+                dtype=dtype,
+                road=road,
+                shardings=shardings,
+                tied=tied,
+                ignore_fields=ignore_fields,
+                dequantise=dequantise,
+            )
+        return peft.load_adapter(folder, base, dtype=dtype), notes
     if base is not None:
         raise ValueError(
             f"base= goes with an adapter's folder, and {folder.address} is none"
         )
-    unknown = unknown_family(folder.config, folder.address)
-    if road == "native" or (road == "auto" and unknown is None):
-        return load_native(
+    refusal = None
+    if road == "auto":
+        refusal = unsupported(folder.config, folder.address, ignore_fields)
+        notes += [] if refusal is None else [_lowered_in_place(refusal)]
+    if road == "native" or (road == "auto" and refusal is None):
+        source = load_native(
             folder,
             dtype=dtype,
             shardings=shardings,
             tied=tied,
             ignore_fields=ignore_fields,
         )
-    if road == "auto" and unknown is not None:
-        _announce_lowered(unknown)
-    bridge = _bridge("loading.load")
-    return bridge.load_lowered(folder, dtype=dtype, shardings=shardings)
+    else:
+        bridge = _bridge("loading.load")
+        source = bridge.load_lowered(folder, dtype=dtype, shardings=shardings)
+    return source, notes + ignored_note(source)
 
 
-def _announce_lowered(unknown: UnknownFamilyError) -> None:
-    """Prints on stderr why the lowered road is taken; raises where torch is missing."""
+def _lowered_in_place(refusal: UnsupportedError) -> str:
+    """Returns why the lowered road is taken; raises where torch is missing."""
     if not has_torch():
-        raise UnknownFamilyError(
-            str(unknown), f"; the lowered road has what transformers has: {INSTALL}"
-        )
-    console = Console(stderr=True, quiet=jax.process_index() > 0)
-    console.print(f"{unknown.fault}: it takes the lowered one", markup=False)
+        advice = f"; the lowered road has what transformers has: {INSTALL}"
+        raise type(refusal)(str(refusal), advice)
+    return f"{refusal.fault}: it takes the lowered one"
+
+
+def ignored_note(source: Pretrained) -> list[str]:
+    """Returns a line that names the fields of config.json without effect, if any."""
+    if not source.ignored_fields:
+        return []
+    known, version = source.known_fields, source.config.get("transformers_version")
+    names = [] if known is None else sorted(known.declared | known.read)
+    named = ", ".join(
+        name + nearest(name, names, likeness=0.85) for name in source.ignored_fields
+    )
+    if known is None or not known.predates(version):
+        return [
+            f"{source.address}: fields of config.json without effect, as transformers "
+            f"does not read them: {named}"
+        ]
+    return [
+        f"{source.address} was written by transformers {version}; dew knows the fields "
+        f"of {known.version}, which does not read {named}: they have no effect here, "
+        "and the certificate decides whether that is right"
+    ]
 
 
 def _unpickle(folder: Path) -> Path:
@@ -341,7 +396,9 @@ def certify(
     """
     certificate = _bridge("certificate.certify")
     if example_inputs is None:
-        source = load(folder, dtype="float32", road=road, ignore_fields=ignore_fields)
+        source, _ = _loaded(
+            folder, dtype="float32", road=road, ignore_fields=ignore_fields
+        )
     else:
         lowered = _bridge("loading.load").load_lowered
         source = lowered(folder, dtype="float32", example_inputs=example_inputs)

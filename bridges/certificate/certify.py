@@ -48,6 +48,7 @@ class Certificate:
     mismatched: tuple[str, ...]
     errors: tuple[str, ...]
     tied: bool
+    ignored_fields: tuple[str, ...]
     logits: Logits
     continuations: tuple[Continuation, ...]
     content_hash: str
@@ -97,6 +98,7 @@ def certify(
         parameters=sum(p.numel() for p in reference.parameters()),
         **lists,
         tied=tied,
+        ignored_fields=loaded.ignored_fields,
         logits=logits,
         continuations=written,
         content_hash=loaded.content_hash,

@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from dew.bridges.dlpack import to_torch
 from dew.bridges.dtypes import torch_dtype
+from dew.bridges.loading.config_fields import known_fields
 from dew.bridges.loading.meta import meta_module, stored_names
 from dew.bridges.loading.pickles import unpickle
 from dew.bridges.loading.split_weights import pieces_of, stored_parts
@@ -27,6 +28,7 @@ from dew.bridges.names import (
     torch_inputs,
     untrained_names,
 )
+from dew.converters.config.fields import COMMON
 from dew.converters.errors import brief
 from dew.converters.folder.folder import Folder
 from dew.converters.folder.weights import FLOATS, Weights
@@ -68,6 +70,7 @@ def load_lowered(
     module = meta_module(kind, config, torch_dtype(target), weights.entries)
     table = _table(folder, module)
     variables = read_variables(table, weights, target, shardings)
+    known = known_fields(type(config))
     example = example_inputs or random_inputs(module, config)
     lowered = lowered_module(
         module,
@@ -88,6 +91,13 @@ def load_lowered(
         folder=folder,
         table=table,
         road="lowered",
+        ignored_fields=tuple(
+            name
+            for name, value in folder.config.items()
+            if name not in known.declared | known.read | COMMON.keys()
+            and value is not None
+        ),
+        known_fields=known,
     )
 
 

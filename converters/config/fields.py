@@ -3,14 +3,17 @@
 A family's table lists for each field of its Hugging Face config what becomes of it:
 `Use` puts its value into our config, `Read` leaves it to other fields that read it,
 `Inert` marks a field that changes no logit, `Only` accepts the values that change none.
-A field that is not in the table is refused by name. Defaults are those of the
-transformers class, which count where a config.json leaves a field out.
+Of a field that is not in the table, `dew.converters.config.known_fields` says whether
+the code of transformers reads it: then it is refused, else it has no effect there and
+none here. Defaults are those of the transformers class, which count where a config.json
+leaves a field out.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Protocol, get_args, get_type_hints, runtime_checkable
 
+from dew.converters.config.known_fields import KnownFields
 from dew.converters.errors import nearest
 
 Values = Mapping[str, Any]
@@ -234,11 +237,21 @@ def _type_fault(value: object, default: object) -> str | None:
 
 @dataclass(kw_only=True)
 class Reading:
-    """One config while it is read: values by name, and the faults so far."""
+    """One config while it is read: values by name, and what was found so far.
+
+    Attributes:
+        config: fields of the config.
+        table: accounting for each field.
+        faults: reasons why the config is refused.
+        malformed: those of them that are values of a wrong type, on every road.
+        ignored: fields without effect, in transformers too.
+    """
 
     config: Values
     table: Mapping[str, Field]
     faults: list[str] = field(default_factory=list)
+    malformed: list[str] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
 
     def get(self, name: str) -> Any:
         """Returns a field's value, or its default where the config leaves it out.
@@ -260,6 +273,8 @@ class Reading:
             fault = entry.fault(value)
             if fault:
                 self.faults.append(f"{name} {fault}")
+                if _type_fault(value, entry.default):
+                    self.malformed.append(name)
             else:
                 merged |= self._attributes_of(name, entry, value)
         return merged
@@ -273,13 +288,34 @@ class Reading:
             self.faults.append(f"{name} = {value!r}: {error}")
             return {}
 
-    def refuse_unknown(self, read: Iterable[str], ignored: Sequence[str]) -> None:
-        """Notes a fault for every field that is neither in the table nor in `read`."""
+    def account_for_others(
+        self, read: Iterable[str], known: KnownFields, ignore: Collection[str]
+    ) -> None:
+        """Notes every field that is neither in the table nor in `read`.
+
+        What the code of transformers reads is a fault; what it does not know either, or
+        what `ignore` names, is ignored. A null states nothing.
+        """
         names = {*read, *self.table}
         for name, value in self.config.items():
-            if name not in names and name not in ignored:
-                near = nearest(name, sorted(names))
-                self.faults.append(f"{name} = {value!r} is unknown{near}")
+            if name in names:
+                continue
+            if name in ignore:
+                self.ignored.append(name)
+            elif name in known.read and value is not None:
+                self.faults.append(
+                    f"{name} = {value!r} is read by transformers and not by this road"
+                )
+            elif name not in known.declared | known.read and value is not None:
+                self.ignored.append(name)
+
+    def refuse_others(self) -> None:
+        """Notes a fault for every field that is not in the table."""
+        self.faults.extend(
+            f"{name} = {value!r} is unknown{nearest(name, sorted(self.table))}"
+            for name, value in self.config.items()
+            if name not in self.table
+        )
 
 
 def build(kind: type, attributes: Values, parts: Mapping[str, type]) -> Any:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dew.converters.config.fields import Reading, Values
-from dew.converters.errors import nearest
+from dew.converters.config.known_fields import read_rope_keys
 from dew.nn.rope import (
     Dynamic,
     LinearScaling,
@@ -34,7 +34,7 @@ KEYS = frozenset(
     max_position_embeddings
     """.split()
 )
-"""Keys that a rope dict may hold; types that do not read a key ignore it."""
+"""Keys of a rope dict that we read; types that do not read a key ignore it."""
 
 SPELLINGS = (
     "rope_theta",
@@ -97,15 +97,23 @@ class RopeFields:
         names = (*SPELLINGS, self.old_fraction)
         return names if self.old_theta is None else (*names, self.old_theta)
 
-    def read(self, reading: Reading) -> Rope | None:
-        """Returns the rotary embedding; None if faulty, with the faults noted."""
+    def read(self, reading: Reading, ignore: Sequence[str] = ()) -> Rope | None:
+        """Returns the rotary embedding; None if faulty, with the faults noted.
+
+        Keys that transformers does not read, and those in `ignore`, are noted as
+        ignored.
+        """
         facts = self._standard(reading)
-        faults = [
-            f"{key} = {facts[key]!r} is unknown in a rope dict"
-            f"{nearest(key, sorted(KEYS))}"
-            for key in facts
-            if key not in KEYS
-        ]
+        faults = []
+        for key in sorted(facts.keys() - KEYS):
+            field = self._field_of(key, reading.config)
+            if key in read_rope_keys() and key not in ignore and field not in ignore:
+                faults.append(
+                    f"{field} = {facts[key]!r} is read by transformers and not by this "
+                    "road"
+                )
+            elif field not in reading.ignored:
+                reading.ignored.append(field)
         try:
             if not faults:
                 return self._rope(facts, reading.get(self.head_dim))
@@ -114,6 +122,17 @@ class RopeFields:
             faults.append(f"rope {facts!r}: {detail}")
         reading.faults.extend(faults)
         return None
+
+    def _field_of(self, key: str, config: Values) -> str:
+        """Names the config field and the key in it: `rope_scaling.finetuned`."""
+        names = [n for n in ("rope_scaling", "rope_parameters") if config.get(n)]
+        for name in names:
+            inner = config[name].get(self.layer_type)
+            if isinstance(inner, Mapping) and key in inner:
+                return f"{name}.{self.layer_type}.{key}"
+            if key in config[name]:
+                return f"{name}.{key}"
+        return key
 
     def _standard(self, reading: Reading) -> dict[str, Any]:
         """One flat dict of all keys, with defaults, for either version's spelling."""

@@ -5,10 +5,22 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dew.converters.config.fields import COMMON, Field, Reading, Values, build
+from dew.converters.config.known_fields import KnownFields, known_fields
 from dew.converters.config.rope import RopeFields
+from dew.converters.errors import UnsupportedError
 from dew.converters.mapping.rules import Prefix, Rule
 from dew.nn.config import DecoderConfig, EncoderConfig
 from dew.nn.decoder import Decoder
+
+
+class UnsupportedConfigError(UnsupportedError):
+    """A config that transformers reads and the native road does not reproduce."""
+
+
+ADVICE = (
+    ". The lowered road takes what transformers takes: --road lowered (road='lowered')."
+    " A field that means nothing can be named in --ignore-fields (ignore_fields)"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,31 +89,56 @@ class Family:
     config: type[DecoderConfig] | type[EncoderConfig] = DecoderConfig
     model: Callable[[Any], Any] = Decoder
 
+    @property
+    def known(self) -> KnownFields:
+        """Fields that transformers knows of this family's configs."""
+        return known_fields(self.model_type)
+
     def read(self, config: Values, ignore_fields: Sequence[str] = ()) -> Any:
         """Builds our config from the content of a config.json.
 
-        Fields named in `ignore_fields` may be unknown.
+        Fields that transformers does not know, and those named in `ignore_fields`, have
+        no effect; `ignored_fields` lists them.
 
         Raises:
-            ValueError: fields that are unknown, of the wrong type, or with a value
-                that the native model does not reproduce; all of them are named.
+            UnsupportedConfigError: fields or values that transformers reads and the
+                native model does not reproduce; all of them are named.
+            ValueError: values of a wrong type are among the faults.
         """
+        reading, attributes = self._reading(config, ignore_fields)
+        if reading.faults:
+            fault = (
+                f"config.json of {self.model_type!r} is not reproduced by the native "
+                f"road: {'; '.join(reading.faults)}"
+            )
+            if reading.malformed:
+                raise ValueError(fault)
+            raise UnsupportedConfigError(fault, ADVICE)
+        return build(self.config, attributes, self.parts)
+
+    def ignored_fields(
+        self, config: Values, ignore_fields: Sequence[str] = ()
+    ) -> tuple[str, ...]:
+        """Returns the fields of a config.json that have no effect here.
+
+        Those that transformers does not know, and those in `ignore_fields`. A key of a
+        rope dict is named behind a dot: `rope_scaling.finetuned`.
+        """
+        return tuple(self._reading(config, ignore_fields)[0].ignored)
+
+    def _reading(
+        self, config: Values, ignore_fields: Sequence[str]
+    ) -> tuple[Reading, dict[str, Any]]:
         config = {self.aliases.get(name, name): x for name, x in config.items()}
         reading = Reading(config=config, table={**COMMON, **self.fields})
         attributes = {**self.constants, **reading.attributes()}
         # A rope reads sizes such as head_dim: faults in those would be listed twice.
         if not reading.faults:
             for rope in self.ropes:
-                attributes[rope.to] = rope.read(reading)
+                attributes[rope.to] = rope.read(reading, ignore_fields)
         names = [name for rope in self.ropes for name in rope.names]
-        reading.refuse_unknown(names, ignore_fields)
-        if reading.faults:
-            raise ValueError(
-                f"config.json of {self.model_type!r} is not reproduced by the native "
-                f"road: {'; '.join(reading.faults)}. Fields that mean nothing can be "
-                "named in ignore_fields"
-            )
-        return build(self.config, attributes, self.parts)
+        reading.account_for_others(names, self.known, ignore_fields)
+        return reading, attributes
 
     def has(self, copy: Copy, config: Values) -> bool:
         """Whether the config's architecture stores this copy."""

@@ -75,7 +75,7 @@ def read_config(config: Mapping[str, object], address: str) -> Lora:
     """
     reading = Reading(config=config, table=FIELDS)
     attributes = reading.attributes()
-    reading.refuse_unknown((), ())
+    reading.refuse_others()
     if not attributes.get("targets"):
         reading.faults.append("target_modules must name modules, got none")
     if reading.faults:

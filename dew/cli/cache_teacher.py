@@ -89,6 +89,8 @@ class CacheTeacher:
     """Precision of the teacher's forward pass."""
     road: Road = "auto"
     """How the teacher is loaded into JAX; auto is native where it can, else lowered."""
+    ignore_fields: tuple[str, ...] = ()
+    """Fields of config.json to ignore although transformers reads them."""
     packing: Literal["wrapped", "best_fit"] = "wrapped"
     """Packing of documents into rows: wrapped pads nothing, best_fit splits no document
     that fits into a row."""
@@ -103,6 +105,7 @@ class CacheTeacher:
             "--teacher",
             self.teacher,
             road=self.road,
+            ignore_fields=self.ignore_fields,
             needs_tokenizer=True,
             needs_weights=not self.captured,
         )
@@ -161,7 +164,12 @@ class CacheTeacher:
                     self._report(self._from_captured(), "captured scores")
             return 0
         documents = texts(self.data, field=self.text_field, console=console)
-        source = load_to_train(self.teacher, dtype=self.dtype, road=self.road)
+        source = load_to_train(
+            self.teacher,
+            dtype=self.dtype,
+            road=self.road,
+            ignore_fields=self.ignore_fields,
+        )
         data = evaluation_batches(
             documents,
             tokenizer=tokenizer_of(source),

@@ -55,6 +55,8 @@ class Check:
     """How the student is loaded into JAX; auto is native where it can, else lowered."""
     teacher_road: Road = "auto"
     """How the teacher is loaded into JAX; auto is native where it can, else lowered."""
+    ignore_fields: tuple[str, ...] = ()
+    """Fields of config.json to ignore although transformers reads them."""
     text_field: str = "text"
     """Name of the text field in .jsonl and .parquet records."""
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
@@ -64,10 +66,18 @@ class Check:
         """Raises one ValueError that names every fault of flags and files."""
         faults = term_faults(self.terms)
         faults += model_faults(
-            "--teacher", self.teacher, road=self.teacher_road, needs_tokenizer=True
+            "--teacher",
+            self.teacher,
+            road=self.teacher_road,
+            ignore_fields=self.ignore_fields,
+            needs_tokenizer=True,
         )
         faults += model_faults(
-            "--student", self.student, road=self.road, needs_tokenizer=True
+            "--student",
+            self.student,
+            road=self.road,
+            ignore_fields=self.ignore_fields,
+            needs_tokenizer=True,
         )
         faults += text_faults("--data", self.data) + not_positive(self, "temperature")
         refuse([*faults, *too_small(self, 1, "rows"), *too_small(self, 2, "seq_len")])
@@ -78,10 +88,18 @@ class Check:
         documents = texts(self.data, field=self.text_field, console=console)
         # Scanned: a dozen programs are compiled for few rows of short texts.
         student = load_to_train(
-            self.student, dtype="float32", road=self.road, stack="scanned"
+            self.student,
+            dtype="float32",
+            road=self.road,
+            stack="scanned",
+            ignore_fields=self.ignore_fields,
         )
         teacher = load_to_train(
-            self.teacher, dtype="float32", road=self.teacher_road, stack="scanned"
+            self.teacher,
+            dtype="float32",
+            road=self.teacher_road,
+            stack="scanned",
+            ignore_fields=self.ignore_fields,
         )
         with console.status("checking"):
             found = self._rows(student, teacher, documents)

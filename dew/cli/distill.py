@@ -162,13 +162,18 @@ class Distill(TrainingFlags):
         if self.data:
             faults += text_faults("--data", self.data)
         faults += model_faults(
-            "--student", self.student, road=self.road, needs_tokenizer=True
+            "--student",
+            self.student,
+            road=self.road,
+            ignore_fields=self.ignore_fields,
+            needs_tokenizer=True,
         )
         if self.teacher is not None:
             faults += model_faults(
                 "--teacher",
                 self.teacher,
                 road="auto" if self.teacher_road == "live" else self._road_in_step,
+                ignore_fields=self.ignore_fields,
                 needs_tokenizer=self.teacher_road != "live",
             )
         refuse([*faults, *self._pair_faults()])

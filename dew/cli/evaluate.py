@@ -41,6 +41,8 @@ class Eval:
     """Precision of the forward pass."""
     road: Road = "auto"
     """How the model is loaded into JAX; auto is native where it can, else lowered."""
+    ignore_fields: tuple[str, ...] = ()
+    """Fields of config.json to ignore although transformers reads them."""
     packing: Packing = "wrapped"
     """Packing of documents into rows: wrapped pads nothing, best_fit splits no document
     that fits into a row, apart puts one document in each row."""
@@ -52,7 +54,11 @@ class Eval:
     def check(self) -> None:
         """Raises one ValueError that names every fault of flags and files."""
         faults = model_faults(
-            "--model", self.model, road=self.road, needs_tokenizer=True
+            "--model",
+            self.model,
+            road=self.road,
+            ignore_fields=self.ignore_fields,
+            needs_tokenizer=True,
         )
         faults += text_faults("--data", self.data)
         refuse(
@@ -64,7 +70,12 @@ class Eval:
         console = Console(stderr=True, quiet=jax.process_index() > 0)
         mesh = _process_mesh()
         documents = texts(self.data, field=self.text_field, console=console)
-        source = load_to_train(self.model, dtype=self.dtype, road=self.road)
+        source = load_to_train(
+            self.model,
+            dtype=self.dtype,
+            road=self.road,
+            ignore_fields=self.ignore_fields,
+        )
         evaluation = Evaluation(
             batches=lambda: evaluation_batches(
                 documents,

@@ -10,6 +10,7 @@ import tyro
 from rich.console import Console
 
 from dew import api
+from dew.api import Road
 from dew.cli.flags import OnOff
 from dew.cli.inputs import (
     local_folder,
@@ -39,6 +40,10 @@ class Export:
     """Merge the adapter into the weights, and write the whole model."""
     adapter_only: bool = False
     """Write only the adapter's folder; an error for a model without an adapter."""
+    road: Road = "auto"
+    """How the model is loaded into JAX; auto is native where it can, else lowered."""
+    ignore_fields: tuple[str, ...] = ()
+    """Fields of config.json to ignore although transformers reads them."""
     verify_checkpoints: OnOff = "on"
     """Whether a run's checkpoint is compared with its checksums when it is read."""
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
@@ -49,8 +54,15 @@ class Export:
         faults = output_faults(self.out)
         if api.is_run(self.model):
             faults += run_faults(self.model)
+            if self.road != "auto" or self.ignore_fields:
+                faults.append(
+                    "--road and --ignore-fields are those of the run, which has its "
+                    f"model loaded once: {self.model}"
+                )
         else:
-            faults += model_faults("MODEL", self.model)
+            faults += model_faults(
+                "MODEL", self.model, road=self.road, ignore_fields=self.ignore_fields
+            )
         try:
             bytes_of(self.max_shard_size)
         except ValueError as fault:
@@ -77,7 +89,9 @@ class Export:
         if api.is_run(self.model):
             task = api.trained(self.model, verify=self.verify_checkpoints == "on")
         else:
-            task = api.load(self.model)
+            task = api.load(
+                self.model, road=self.road, ignore_fields=self.ignore_fields
+            )
         if self.adapter_only and (self.merge or not isinstance(task.source, Adapted)):
             raise ValueError(
                 "--adapter-only needs a model with an adapter, and no --merge; "
@@ -106,6 +120,10 @@ class Verify:
 
     folder: tyro.conf.Positional[str]
     """Folder to verify: a Hugging Face folder, or the folder of a dew run."""
+    road: Road = "auto"
+    """How the model is loaded into JAX; auto is native where it can, else lowered."""
+    ignore_fields: tuple[str, ...] = ()
+    """Fields of config.json to ignore although transformers reads them."""
     prompt_file: Path | None = None
     """Text file with one prompt per line, whose continuations are compared too."""
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
@@ -113,7 +131,9 @@ class Verify:
 
     def check(self) -> None:
         """Raises one ValueError that names every fault of flags and files."""
-        faults = model_faults("FOLDER", self.folder)
+        faults = model_faults(
+            "FOLDER", self.folder, road=self.road, ignore_fields=self.ignore_fields
+        )
         if self.prompt_file is not None:
             try:
                 _prompts(self.prompt_file)
@@ -127,7 +147,12 @@ class Verify:
         """Prints the certificate; returns 1 if the comparison did not pass."""
         prompts = () if self.prompt_file is None else _prompts(self.prompt_file)
         with Console(stderr=True).status("reloading in transformers"):
-            proof = api.certify(self.folder, prompts=prompts).json()
+            proof = api.certify(
+                self.folder,
+                prompts=prompts,
+                road=self.road,
+                ignore_fields=self.ignore_fields,
+            ).json()
         show(self.folder, proof_rows(proof), proof, self.json)
         return 0 if proof["passed"] else 1
 
@@ -153,6 +178,10 @@ def proof_rows(proof: Mapping[str, Any]) -> list[tuple[str, str]]:
         verdict = "same" if text["equal"] else "NOT the same"
         rows.append(
             (f"{verdict} in torch", json_format.dumps(text["prompt"] + text["dew"]))
+        )
+    if proof["ignored_fields"]:
+        rows.append(
+            ("fields of config.json without effect", ", ".join(proof["ignored_fields"]))
         )
     rows.append(("passed", "yes" if proof["passed"] else "; ".join(proof["faults"])))
     return rows

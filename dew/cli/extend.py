@@ -26,13 +26,19 @@ class Extend:
     """New tokens, for example "<tool>"."""
     special: bool = False
     """Mark the tokens as special: decoding without special tokens omits them."""
+    ignore_fields: tuple[str, ...] = ()
+    """Fields of config.json to ignore although transformers reads them."""
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print one JSON object instead of a table."""
 
     def check(self) -> None:
         """Raises one ValueError that names every fault of flags and files."""
         faults = model_faults(
-            "--model", self.model, road="native", needs_tokenizer=True
+            "--model",
+            self.model,
+            road="native",
+            ignore_fields=self.ignore_fields,
+            needs_tokenizer=True,
         )
         faults += output_faults(self.out)
         if not self.add_tokens:
@@ -55,7 +61,7 @@ class Extend:
 
     def run(self) -> int:
         """Extends, saves and certifies the model, and prints the new ids."""
-        source = api.load(self.model)
+        source = api.load(self.model, ignore_fields=self.ignore_fields)
         self.out.parent.mkdir(parents=True, exist_ok=True)
         # Through a scratch folder, because a certificate is of a model that was loaded.
         with TemporaryDirectory(dir=self.out.parent, prefix=".extend-") as scratch:

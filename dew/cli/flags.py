@@ -66,7 +66,7 @@ class TrainingFlags:
     dequantise: bool = False
     """Read a quantised model through a plain copy of it."""
     ignore_fields: tuple[str, ...] = ()
-    """Unknown fields of config.json to ignore."""
+    """Fields of config.json to ignore although transformers reads them."""
     remat: Remat = "none"
     """Activations recomputed in the backward pass, to save memory."""
     stack: Stack = "auto"

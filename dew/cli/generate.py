@@ -33,20 +33,31 @@ class Generate:
     """Precision of the forward pass."""
     road: Road = "auto"
     """How the model is loaded into JAX; auto is native where it can, else lowered."""
+    ignore_fields: tuple[str, ...] = ()
+    """Fields of config.json to ignore although transformers reads them."""
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print one JSON object instead of a table."""
 
     def check(self) -> None:
         """Raises one ValueError that names every fault of flags and files."""
         faults = model_faults(
-            "--model", self.model, road=self.road, needs_tokenizer=True
+            "--model",
+            self.model,
+            road=self.road,
+            ignore_fields=self.ignore_fields,
+            needs_tokenizer=True,
         )
         faults += too_small(self, 1, "max_new_tokens")
         refuse([*faults, *too_small(self, 0, "temperature", "seed")])
 
     def run(self) -> int:
         """Generates a continuation and prints it with its speed."""
-        source = load_to_train(self.model, dtype=self.dtype, road=self.road)
+        source = load_to_train(
+            self.model,
+            dtype=self.dtype,
+            road=self.road,
+            ignore_fields=self.ignore_fields,
+        )
         tokenizer = tokenizer_of(source)
         task = TextGeneration(source, source.variables)
         rows = [tokenizer.encode(self.prompt).ids]

@@ -8,6 +8,7 @@ two slips do not cost two attempts.
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 from fsspec.core import url_to_fs
 from huggingface_hub import HfApi, snapshot_download
@@ -17,7 +18,7 @@ from dew import api
 from dew.converters.folder.atomic import check_free
 from dew.converters.folder.fetch import HUB_ID
 from dew.converters.folder.folder import Folder, bin_files
-from dew.converters.load import unknown_family
+from dew.converters.load import unsupported
 from dew.converters.lora.peft import base_address
 from dew.converters.open_folder import open_folder
 from dew.data.documents import unlistable
@@ -83,6 +84,7 @@ def model_faults(
     address: str,
     *,
     road: api.Road = "auto",
+    ignore_fields: Sequence[str] = (),
     needs_tokenizer: bool = False,
     needs_weights: bool = True,
 ) -> list[str]:
@@ -92,13 +94,16 @@ def model_faults(
         name: the flag, for the messages.
         address: the folder, hub id, URL or run.
         road: the way it is to be loaded; its own family or torch must be there.
+        ignore_fields: fields of config.json that are to be ignored.
         needs_tokenizer: whether the command reads text with its tokenizer.
         needs_weights: whether the model itself is loaded, and not its tokenizer alone.
     """
     if not _is_local(address):
         return [f"{name}: {fault}" for fault in _remote_faults(address)]
     try:
-        faults = _folder_faults(address, road, needs_tokenizer, needs_weights)
+        faults = _folder_faults(
+            address, road, ignore_fields, needs_tokenizer, needs_weights
+        )
     except (ValueError, OSError) as fault:
         faults = [str(fault)]
     return [f"{name}: {fault}" for fault in faults]
@@ -111,7 +116,12 @@ def run_faults(address: str) -> list[str]:
         model = run.model()
     except (ValueError, KeyError, TypeError) as fault:
         return [f"{run.record} is no record of a run: {fault!r}"]
-    faults = model_faults("the run's model", model.address)
+    faults = model_faults(
+        "the run's model",
+        model.address,
+        road=cast(api.Road, model.road),
+        ignore_fields=model.ignore_fields,
+    )
     if not run.checkpoints.is_dir() or not any(run.checkpoints.iterdir()):
         faults.append(f"{address} has no checkpoint yet")
     return faults
@@ -138,25 +148,38 @@ def _is_gguf(address: str) -> bool:
 
 
 def _folder_faults(
-    address: str, road: api.Road, needs_tokenizer: bool, needs_weights: bool
+    address: str,
+    road: api.Road,
+    ignore_fields: Sequence[str],
+    needs_tokenizer: bool,
+    needs_weights: bool,
 ) -> list[str]:
     if _is_gguf(address):
         return []
     folder = open_folder(address)
     if folder.is_adapter:
-        return model_faults("the adapter's base", base_address(folder), road=road)
-    faults = _loading_faults(folder, road) if needs_weights else []
+        return model_faults(
+            "the adapter's base",
+            base_address(folder),
+            road=road,
+            ignore_fields=ignore_fields,
+        )
+    faults = _loading_faults(folder, road, ignore_fields) if needs_weights else []
     if needs_tokenizer and not (folder.path / "tokenizer.json").exists():
         faults.append(f"{address} has no tokenizer.json, needed to read text")
     return faults
 
 
-def _loading_faults(folder: Folder, road: api.Road) -> list[str]:
+def _loading_faults(
+    folder: Folder, road: api.Road, ignore_fields: Sequence[str]
+) -> list[str]:
     faults = []
-    unknown = unknown_family(folder.config, folder.address)
-    if road == "native" and unknown is not None:
-        faults.append(str(unknown))
-    needs_torch = road == "lowered" or (road == "auto" and unknown is not None)
+    refusal = None
+    if road != "lowered":
+        refusal = unsupported(folder.config, folder.address, ignore_fields)
+    if road == "native" and refusal is not None:
+        faults.append(str(refusal))
+    needs_torch = road == "lowered" or (road == "auto" and refusal is not None)
     if needs_torch and not api.has_torch():
         faults.append(
             f"{folder.address} takes the lowered road, which needs torch and "

@@ -25,7 +25,11 @@ class Pretrain(TrainingFlags):
         """Raises one ValueError that names every fault of flags and files."""
         faults = text_faults("--data", self.data)
         faults += model_faults(
-            "--model", self.model, road=self.road, needs_tokenizer=True
+            "--model",
+            self.model,
+            road=self.road,
+            ignore_fields=self.ignore_fields,
+            needs_tokenizer=True,
         )
         refuse([*faults, *self.faults()])
 

@@ -41,12 +41,19 @@ class Prune:
     """Key/value heads to keep, with their queries: those with the largest weights."""
     embed: int | None = None
     """Dimensions of the hidden states to keep: those with the largest weights."""
+    ignore_fields: tuple[str, ...] = ()
+    """Fields of config.json to ignore although transformers reads them."""
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print one JSON object instead of a table."""
 
     def check(self) -> None:
         """Raises one ValueError that names every fault of flags and files."""
-        faults = model_faults("--model", self.model, road="native")
+        faults = model_faults(
+            "--model",
+            self.model,
+            road="native",
+            ignore_fields=self.ignore_fields,
+        )
         faults += output_faults(self.out)
         faults += too_small(self, 1, "num_layers", "mlp", "kv_heads", "embed")
         selections = bool(self.layers) + (self.num_layers is not None)
@@ -84,7 +91,7 @@ class Prune:
         """Cuts, saves and certifies the model, and prints its size."""
         widths = self._widths
         console = Console(stderr=True)
-        source = api.load(self.model)
+        source = api.load(self.model, ignore_fields=self.ignore_fields)
         count = num_layers(source)
         layers = self.layers or spread_layers(count, self.num_layers or count)
         self.out.parent.mkdir(parents=True, exist_ok=True)

@@ -149,15 +149,6 @@ def logits_apart(source: Any, model: Any) -> float:
     return on_a_fair_text(LOGITS, difference, conditioned)
 
 
-def test_a_field_that_nobody_knows_is_refused_with_the_nearest_name() -> None:
-    config = {**hf.LLAMA, "mlp_biass": True}
-    with pytest.raises(
-        ValueError, match=r"mlp_biass = True is unknown \(nearest: mlp_b"
-    ):
-        FAMILIES["llama"].read(config)
-    assert FAMILIES["llama"].read(config, ["mlp_biass"]).mlp.bias is False
-
-
 def test_all_wrong_fields_are_named_at_once() -> None:
     config = {
         **hf.LLAMA,
