@@ -191,9 +191,11 @@ def test_ignored_fields_are_ignored_in_the_export_from_checkpoints(
 ) -> None:
     folder = hf.save(hf.llama(), tmp_path / "model")
     file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"strange_field": 3}))
-    assert pretrain(folder, text, tmp_path / "run") == 2
-    ignored = ("--ignore-fields", "strange_field")
+    windows = {"layer_types": ["full_attention"] * 2}
+    file.write_text(json.dumps(json.loads(file.read_text()) | windows))
+    native = ("--road", "native")
+    assert pretrain(folder, text, tmp_path / "run", *native) == 2
+    ignored = (*native, "--ignore-fields", "layer_types")
     assert pretrain(folder, text, tmp_path / "run", *ignored) == 0
     own = tensors(tmp_path / "run" / "export")
     assert exported(tmp_path / "run", tmp_path / "out") == own
