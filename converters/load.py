@@ -69,6 +69,9 @@ def load_native(
     weights = folder.weights
     family = family_of(folder.config, folder.address)
     rules, copies, ignored = family.with_spelling(_spelling(family, weights))
+    if family.is_trunk(folder.config):
+        # A stored head is carried as it is: transformers ignores it.
+        ignored = (*ignored, *sorted(family.head_names(rules, copies)))
     ties = settle(family, rules, copies, folder.config, weights, tied)
     config = family.read({**folder.config, **ties.edits}, ignore_fields)
     model = family.model(config)

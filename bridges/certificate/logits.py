@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
 
@@ -131,6 +132,7 @@ def _dew_outputs(loaded: Pretrained, reference: Any, probe: Probe) -> Mapping[st
             return lowered.outputs(loaded.variables, probe.inputs)
     inputs = dict(probe.inputs)
     if reference.base_model is reference:
+        inputs = jax.tree.map(jnp.asarray, inputs)
         final = loaded.model.apply(loaded.variables, inputs, method="hidden")
         return {"last_hidden_state": final}
     return {"logits": loaded.logits(inputs["tokens"], inputs["mask"])}

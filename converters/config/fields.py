@@ -243,7 +243,8 @@ class Reading:
         config: fields of the config.
         table: accounting for each field.
         faults: reasons why the config is refused.
-        malformed: those of them that are values of a wrong type, on every road.
+        malformed: fields with values of a wrong type, which no road takes; what a null
+            means is for transformers to say.
         ignored: fields without effect, in transformers too.
     """
 
@@ -273,7 +274,7 @@ class Reading:
             fault = entry.fault(value)
             if fault:
                 self.faults.append(f"{name} {fault}")
-                if _type_fault(value, entry.default):
+                if value is not None and _type_fault(value, entry.default):
                     self.malformed.append(name)
             else:
                 merged |= self._attributes_of(name, entry, value)

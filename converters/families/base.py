@@ -48,6 +48,11 @@ TIED_HEAD = Copy(
 """Output matrix that repeats the embedding, as most causal models tie it."""
 
 
+def is_trunk(architecture: str) -> bool:
+    """Whether a class of transformers ends at its hidden states, as LlamaModel does."""
+    return architecture.endswith("Model") and not architecture.endswith("LMHeadModel")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """One `model_type`: its config fields and stored tensors, and our model of it.
@@ -136,12 +141,35 @@ class Family:
         if not reading.faults:
             for rope in self.ropes:
                 attributes[rope.to] = rope.read(reading, ignore_fields)
+        if self.is_trunk(config):
+            attributes = {
+                name: value
+                for name, value in attributes.items()
+                if not name.startswith("head.")
+            }
+            attributes["head"] = None
+            if attributes.get("embedding_width") is not None:
+                reading.faults.append(
+                    "a trunk whose hidden states are narrowed to word_embed_proj_dim"
+                )
         names = [name for rope in self.ropes for name in rope.names]
         reading.account_for_others(names, self.known, ignore_fields)
         return reading, attributes
 
+    def is_trunk(self, config: Values) -> bool:
+        """Whether the config's architecture is a decoder without a head."""
+        names = config.get("architectures") or self.architectures
+        return self.config is DecoderConfig and is_trunk(names[0])
+
+    def head_names(self, rules: Sequence[Rule], copies: Sequence[Copy]) -> set[str]:
+        """Returns the names of a decoder's head in rules and copies of a spelling."""
+        own = {rule.source for rule in rules if rule.target.startswith("head/")}
+        return own | {copy.source for copy in copies if copy.target == "embed/weight"}
+
     def has(self, copy: Copy, config: Values) -> bool:
         """Whether the config's architecture stores this copy."""
+        if copy.target == "embed/weight" and self.is_trunk(config):
+            return False
         names = config.get("architectures") or self.architectures
         return not copy.classes or names[0] in copy.classes
 

@@ -24,7 +24,13 @@ FIELDS = {
     "num_key_value_heads": Use("attention.kv_heads", 16),
     "intermediate_size": Use("mlp.dim", 24576),
     "rms_norm_eps": Use("norm.eps", 1e-6),
-    "hidden_act": Use("mlp.activation", "gelu_pytorch_tanh", choices=ACTIVATIONS),
+    # The first releases said gelu and meant its tanh form, which transformers takes.
+    "hidden_act": Use(
+        "mlp.activation",
+        "gelu_pytorch_tanh",
+        read=lambda name: "gelu_pytorch_tanh" if name == "gelu" else name,
+        choices=ACTIVATIONS,
+    ),
     # transformers does not read it here.
     "hidden_activation": Inert(),
     "max_position_embeddings": Read(8192),

@@ -108,6 +108,7 @@ class CacheTeacher:
             ignore_fields=self.ignore_fields,
             needs_tokenizer=True,
             needs_weights=not self.captured,
+            needs_head=not self.captured,
         )
         if bool(self.data) == bool(self.captured):
             faults.append("give --data or --captured, and not both")

@@ -71,6 +71,7 @@ class Check:
             road=self.teacher_road,
             ignore_fields=self.ignore_fields,
             needs_tokenizer=True,
+            needs_head=True,
         )
         faults += model_faults(
             "--student",
@@ -78,6 +79,7 @@ class Check:
             road=self.road,
             ignore_fields=self.ignore_fields,
             needs_tokenizer=True,
+            needs_head=True,
         )
         faults += text_faults("--data", self.data) + not_positive(self, "temperature")
         refuse([*faults, *too_small(self, 1, "rows"), *too_small(self, 2, "seq_len")])

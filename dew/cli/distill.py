@@ -167,6 +167,7 @@ class Distill(TrainingFlags):
             road=self.road,
             ignore_fields=self.ignore_fields,
             needs_tokenizer=True,
+            needs_head=True,
         )
         if self.teacher is not None:
             faults += model_faults(
@@ -175,6 +176,7 @@ class Distill(TrainingFlags):
                 road="auto" if self.teacher_road == "live" else self._road_in_step,
                 ignore_fields=self.ignore_fields,
                 needs_tokenizer=self.teacher_road != "live",
+                needs_head=True,
             )
         refuse([*faults, *self._pair_faults()])
 

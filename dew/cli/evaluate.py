@@ -59,6 +59,7 @@ class Eval:
             road=self.road,
             ignore_fields=self.ignore_fields,
             needs_tokenizer=True,
+            needs_head=True,
         )
         faults += text_faults("--data", self.data)
         refuse(

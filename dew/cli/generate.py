@@ -46,6 +46,7 @@ class Generate:
             road=self.road,
             ignore_fields=self.ignore_fields,
             needs_tokenizer=True,
+            needs_head=True,
         )
         faults += too_small(self, 1, "max_new_tokens")
         refuse([*faults, *too_small(self, 0, "temperature", "seed")])

@@ -15,6 +15,7 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from dew import api
+from dew.converters.families.base import is_trunk
 from dew.converters.folder.atomic import check_free
 from dew.converters.folder.fetch import HUB_ID
 from dew.converters.folder.folder import Folder, bin_files
@@ -87,6 +88,7 @@ def model_faults(
     ignore_fields: Sequence[str] = (),
     needs_tokenizer: bool = False,
     needs_weights: bool = True,
+    needs_head: bool = False,
 ) -> list[str]:
     """Returns what is wrong with a model's address or its folder, before its weights.
 
@@ -97,12 +99,18 @@ def model_faults(
         ignore_fields: fields of config.json that are to be ignored.
         needs_tokenizer: whether the command reads text with its tokenizer.
         needs_weights: whether the model itself is loaded, and not its tokenizer alone.
+        needs_head: whether the command reads the model's logits.
     """
     if not _is_local(address):
         return [f"{name}: {fault}" for fault in _remote_faults(address)]
     try:
         faults = _folder_faults(
-            address, road, ignore_fields, needs_tokenizer, needs_weights
+            address,
+            road,
+            ignore_fields,
+            needs_tokenizer=needs_tokenizer,
+            needs_weights=needs_weights,
+            needs_head=needs_head,
         )
     except (ValueError, OSError) as fault:
         faults = [str(fault)]
@@ -151,8 +159,10 @@ def _folder_faults(
     address: str,
     road: api.Road,
     ignore_fields: Sequence[str],
+    *,
     needs_tokenizer: bool,
     needs_weights: bool,
+    needs_head: bool,
 ) -> list[str]:
     if _is_gguf(address):
         return []
@@ -163,10 +173,18 @@ def _folder_faults(
             base_address(folder),
             road=road,
             ignore_fields=ignore_fields,
+            needs_head=needs_head,
         )
     faults = _loading_faults(folder, road, ignore_fields) if needs_weights else []
     if needs_tokenizer and not (folder.path / "tokenizer.json").exists():
         faults.append(f"{address} has no tokenizer.json, needed to read text")
+    names = folder.config.get("architectures") or [""]
+    if needs_head and is_trunk(names[0]):
+        faults.append(
+            f"{address} is a {names[0]}, which has no language-model head and gives no "
+            "logits, and this command needs them (hidden states are trained from "
+            "Python, by EncoderStates in Distillation)"
+        )
     return faults
 
 

@@ -30,6 +30,7 @@ class Pretrain(TrainingFlags):
             road=self.road,
             ignore_fields=self.ignore_fields,
             needs_tokenizer=True,
+            needs_head=True,
         )
         refuse([*faults, *self.faults()])
 

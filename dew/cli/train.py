@@ -298,7 +298,8 @@ def _flops(source: Pretrained, seq_len: int) -> float | None:
     c = source.model.config
     sizes = {path: leaf.size for path, leaf in flatten(source.variables).items()}
     # An untied input table is read, not multiplied.
-    table = 0 if c.head.tied else sizes["params", "embed", "weight"]
+    is_tied = c.head is not None and c.head.tied
+    table = 0 if is_tied else sizes["params", "embed", "weight"]
     cost = flops_per_token(
         sum(sizes.values()) - table,
         layers=c.layers,

@@ -348,7 +348,8 @@ class TransformerConfig:
 class DecoderConfig(TransformerConfig):
     """Settings of a causal transformer, from token ids to logits."""
 
-    head: Head = Head()
+    head: Head | None = Head()
+    """Language-model head; None for a trunk, which ends at its hidden states."""
     embedding_width: int | None = None
     """Width of the token tables where it is not `embed`: a linear map widens embeddings
     and another narrows final states (OPT-350m)."""

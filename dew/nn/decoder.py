@@ -23,6 +23,12 @@ from dew.nn.linear import Linear
 from dew.nn.norm import Normalization
 from dew.typing import Outputs, Variables
 
+NO_HEAD = (
+    "the model is a trunk without a language-model head, so it has no logits: load a "
+    "model with one (architectures: [...ForCausalLM]), or train its hidden states"
+)
+"""Message of a model that is asked for logits and has none."""
+
 
 class Decoder(nn.Module):
     """Causal transformer: embedding, blocks, final norm and language-model head.
@@ -66,7 +72,8 @@ class Decoder(nn.Module):
         self.layers = BlockStack(c, scan=self.scan, remat=self.remat)
         if c.residual.norms != "sum":
             self.norm = Normalization(c.norm, (c.embed,))
-        self.head = Unembedding(c.head, c.rows, width, init)
+        if c.head is not None:
+            self.head = Unembedding(c.head, c.rows, width, init)
         if c.embedding.positions:
             rows = c.embedding.positions + c.embedding.offset
             self.positions = TokenEmbedding(rows, c.embed, init)
@@ -80,9 +87,13 @@ class Decoder(nn.Module):
         train: bool = False,
         layers: Sequence[int] = (),
     ) -> Outputs:
-        """Returns logits, final hidden states, and the outputs of blocks `layers`."""
+        """Returns logits, final hidden states, and the outputs of blocks `layers`.
+
+        The logits of a model without a head are None.
+        """
         final, hidden = self._trunk(inputs, train=train, layers=layers)
-        return Outputs(logits=self.unembed(final), final=final, hidden=hidden)
+        logits = None if self.config.head is None else self.unembed(final)
+        return Outputs(logits=logits, final=final, hidden=hidden)
 
     def hidden(
         self,
@@ -97,8 +108,14 @@ class Decoder(nn.Module):
     def unembed(
         self, final: Float[Array, "batch seq embed"]
     ) -> Float[Array, "batch seq vocab"]:
-        """Returns the logits of final hidden states, float32."""
+        """Returns the logits of final hidden states, float32.
+
+        Raises:
+            ValueError: the model has no head.
+        """
         c = self.config
+        if c.head is None:
+            raise ValueError(NO_HEAD)
         final = final if c.embedding_width is None else self.narrow(final)
         logits = self.head(final, self.embed() if c.head.tied else None)
         # The logits are cut and not the table, whose rows stay evenly sharded.

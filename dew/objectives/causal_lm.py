@@ -10,6 +10,7 @@ from jaxtyping import Array, Int
 from dew.batch import arrays_of
 from dew.losses.cross_entropy import next_token_losses, next_tokens
 from dew.nn.block import DecoderBank, Scanned
+from dew.nn.decoder import NO_HEAD, Decoder
 from dew.nn.encoder import Encoder
 from dew.objectives.base import Aux, InputSpec, Mean, Prediction, Step
 from dew.objectives.model import ModelObjective
@@ -60,6 +61,9 @@ class CausalLM(ModelObjective[Mean]):
                 "CausalLM.source must see no later tokens, and an Encoder attends to "
                 "them all; train it with MaskedLM"
             )
+        model = self.source.model
+        if isinstance(model, Decoder) and model.config.head is None:
+            raise ValueError(f"CausalLM.source must give logits, and {NO_HEAD}")
 
     @property
     def inputs(self) -> InputSpec:

@@ -43,6 +43,7 @@ from dew.objectives.base import (
     Step,
     Task,
 )
+from dew.objectives.distillation.encoder_states import EncoderStates
 from dew.objectives.distillation.matching import Matching, Weighted
 from dew.objectives.distillation.on_policy import OnPolicy
 from dew.objectives.distillation.scoring import (
@@ -227,6 +228,8 @@ class Distillation(Objective[Mean, Any]):
         """Terms that are logged under `watch/` and have no part in the loss."""
         if self.measures is not None:
             return self.measures
+        if isinstance(self.student, EncoderStates):
+            return ()  # It has no logits to measure.
         measures = (*self.teachers[0].measures, CrossEntropy())
         if isinstance(self.student, Labelled):
             return measures
