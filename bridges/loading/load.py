@@ -33,7 +33,13 @@ from dew.converters.errors import brief
 from dew.converters.folder.folder import Folder
 from dew.converters.folder.weights import FLOATS, Weights
 from dew.converters.load import Shardings, read_variables
-from dew.converters.mapping.table import Piece, Table, join_tables, plain_table
+from dew.converters.mapping.table import (
+    LEFTOVER,
+    Piece,
+    Table,
+    join_tables,
+    plain_table,
+)
 from dew.converters.open_folder import Address, open_folder
 from dew.converters.pretrained import Pretrained
 from dew.tree import flatten
@@ -188,6 +194,7 @@ def _table(folder: Folder, module: PreTrainedModel) -> Table:
         and name not in parts.sources
         and name.removeprefix(prefix) not in left_out
         and not any(re.search(pattern, name) for pattern in ignored)
+        and not LEFTOVER.fullmatch(name)
     ]
     faults = [*weights.faults, *(f"missing: {n}" for n in brief(lost))]
     faults += [f"unexpected: {n}" for n in brief(extra)]

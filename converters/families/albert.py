@@ -79,7 +79,6 @@ ALBERT = Family(
         bias="predictions.decoder.bias",
     ),
     ignored=(
-        "albert.embeddings.position_ids",
         "albert.pooler.{kind}",
         "sop_classifier.classifier.{kind}",
         "predictions.bias",

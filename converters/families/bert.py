@@ -48,7 +48,6 @@ BERT = Family(
     # Buffers, pretraining heads that a masked language model keeps, and the tied
     # head's bias, which an untied head does not read.
     ignored=(
-        "bert.embeddings.position_ids",
         "bert.pooler.dense.{kind}",
         "cls.seq_relationship.{kind}",
         MASKED + "bias",

@@ -48,5 +48,4 @@ COHERE = Family(
         *shared.BEFORE,
     ),
     copies=(TIED_HEAD,),
-    ignored=shared.IGNORED,
 )

@@ -6,7 +6,7 @@ A group of experts ranks by its best expert, not by the sum of its best two.
 from dew.converters.config import transforms
 from dew.converters.config.fields import MultiUse, Only, Read, Use
 from dew.converters.config.rope import RopeFields
-from dew.converters.families import deepseek_v3, shared
+from dew.converters.families import deepseek_v3
 from dew.converters.families.base import TIED_HEAD, Family
 from dew.nn.config import MLP, MoE
 
@@ -71,5 +71,4 @@ DEEPSEEK_V2 = Family(
     parts={"mlp": MoE, "mlp.shared": MLP},
     rules=deepseek_v3.RULES,
     copies=(TIED_HEAD,),
-    ignored=shared.IGNORED,
 )

@@ -106,5 +106,4 @@ DEEPSEEK_V3 = Family(
     parts={"mlp": MoE, "mlp.shared": MLP},
     rules=RULES,
     copies=(TIED_HEAD,),
-    ignored=shared.IGNORED,
 )

@@ -75,7 +75,6 @@ DISTILBERT = Family(
     parts={"mlp": MLP},
     rules=RULES,
     copies=encoders.tied_copies("vocab_projector.weight", "DistilBertForMaskedLM"),
-    ignored=("distilbert.embeddings.position_ids",),
     prefix="distilbert.",
     spellings=encoders.spellings("distilbert."),
     config=EncoderConfig,

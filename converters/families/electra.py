@@ -58,7 +58,6 @@ ELECTRA = Family(
     parts={"mlp": MLP},
     rules=RULES,
     copies=encoders.tied_copies("generator_lm_head.weight", "ElectraForMaskedLM"),
-    ignored=("electra.embeddings.position_ids",),
     prefix="electra.",
     spellings=encoders.spellings("electra."),
     config=EncoderConfig,

@@ -44,5 +44,4 @@ EXAONE4 = Family(
         *shared.AFTER,
     ),
     copies=(TIED_HEAD,),
-    ignored=shared.IGNORED,
 )

@@ -82,7 +82,6 @@ FALCON = Family(
     parts={"mlp": MLP},
     rules=RULES,
     copies=(TIED_HEAD,),
-    ignored=(LAYER + "self_attention.rotary_emb.inv_freq",),
     prefix="transformer.",
     spellings=(
         Prefix(body="transformer."),

@@ -45,5 +45,4 @@ GEMMA = Family(
     constants={"norm.offset": 1.0, "norm.float32_weight": True},
     rules=(*shared.EMBED, *shared.ATTENTION, *shared.GATED_MLP, *shared.BEFORE),
     copies=(TIED_HEAD,),
-    ignored=shared.IGNORED,
 )

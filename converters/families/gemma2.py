@@ -58,5 +58,4 @@ GEMMA2 = Family(
     },
     rules=(*shared.EMBED, *shared.ATTENTION, *shared.GATED_MLP, *shared.AROUND),
     copies=(TIED_HEAD,),
-    ignored=shared.IGNORED,
 )

@@ -85,5 +85,4 @@ GEMMA3 = Family(
         *shared.QK_NORM,
     ),
     copies=(TIED_HEAD,),
-    ignored=shared.IGNORED,
 )

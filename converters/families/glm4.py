@@ -43,5 +43,4 @@ GLM4 = Family(
         Rule(shared.LAYER + "post_mlp_layernorm.weight", NORM + "mlp_post_norm/weight"),
     ),
     copies=(TIED_HEAD,),
-    ignored=shared.IGNORED,
 )

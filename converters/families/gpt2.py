@@ -76,7 +76,7 @@ GPT2 = Family(
     parts={"mlp": MLP},
     rules=RULES,
     copies=(TIED_HEAD,),
-    ignored=(LAYER + "attn.bias", LAYER + "attn.masked_bias"),
+    ignored=(LAYER + "attn.bias",),
     prefix="transformer.",
     spellings=(Prefix(body="transformer."), Prefix(body="")),
 )

@@ -70,11 +70,7 @@ GPT_NEOX = Family(
             source="embed_out.weight", target="embed/weight", flag="tie_word_embeddings"
         ),
     ),
-    ignored=(
-        LAYER + "attention.bias",
-        LAYER + "attention.masked_bias",
-        LAYER + "attention.rotary_emb.inv_freq",
-    ),
+    ignored=(LAYER + "attention.bias",),
     prefix="gpt_neox.",
     spellings=(Prefix(body="gpt_neox."), Prefix(body="")),
 )

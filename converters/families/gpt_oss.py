@@ -72,5 +72,4 @@ GPT_OSS = Family(
         Rule(MOE + "experts.down_proj_bias", EXPERTS + "down_bias"),
     ),
     copies=(TIED_HEAD,),
-    ignored=shared.IGNORED,
 )

@@ -64,7 +64,7 @@ GPTJ = Family(
     parts={"mlp": MLP},
     rules=RULES,
     copies=(TIED_HEAD,),
-    ignored=(LAYER + "attn.bias", LAYER + "attn.masked_bias"),
+    ignored=(LAYER + "attn.bias",),
     prefix="transformer.",
     spellings=(Prefix(body="transformer."),),
 )

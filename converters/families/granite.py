@@ -26,5 +26,4 @@ GRANITE = Family(
     parts={"mlp": MLP},
     rules=(*shared.EMBED, *shared.ATTENTION, *shared.GATED_MLP, *shared.BEFORE),
     copies=(TIED_HEAD,),
-    ignored=shared.IGNORED,
 )

@@ -39,5 +39,4 @@ GRANITEMOE = Family(
         Rule(MOE + "output_linear.weight", EXPERTS + "down/weight"),
     ),
     copies=(TIED_HEAD,),
-    ignored=shared.IGNORED,
 )

@@ -24,5 +24,4 @@ LLAMA = Family(
     parts={"mlp": MLP},
     rules=(*shared.EMBED, *shared.ATTENTION, *shared.GATED_MLP, *shared.BEFORE),
     copies=(TIED_HEAD,),
-    ignored=shared.IGNORED,
 )

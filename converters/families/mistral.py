@@ -31,5 +31,4 @@ MISTRAL = Family(
     parts={"mlp": MLP},
     rules=(*shared.EMBED, *shared.ATTENTION, *shared.GATED_MLP, *shared.BEFORE),
     copies=(TIED_HEAD,),
-    ignored=shared.IGNORED,
 )

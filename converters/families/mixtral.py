@@ -46,5 +46,4 @@ MIXTRAL = Family(
         Rule(MOE + "experts.{e}.w2.weight", EXPERTS + "down/weight", STACK),
     ),
     copies=(TIED_HEAD,),
-    ignored=shared.IGNORED,
 )

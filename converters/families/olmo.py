@@ -23,5 +23,4 @@ OLMO = Family(
     constants={"norm.kind": "layer", "norm.eps": 1e-5, "norm.scaled": False},
     rules=(*shared.EMBED, *shared.ATTENTION, *shared.GATED_MLP, *shared.BEFORE),
     copies=(TIED_HEAD,),
-    ignored=shared.IGNORED,
 )

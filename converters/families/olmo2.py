@@ -34,5 +34,4 @@ OLMO2 = Family(
         *shared.AFTER,
     ),
     copies=(TIED_HEAD,),
-    ignored=shared.IGNORED,
 )

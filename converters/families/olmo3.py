@@ -50,5 +50,4 @@ OLMO3 = Family(
         *shared.AFTER,
     ),
     copies=(TIED_HEAD,),
-    ignored=shared.IGNORED,
 )

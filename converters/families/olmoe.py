@@ -39,5 +39,4 @@ OLMOE = Family(
         *shared.EXPERTS,
     ),
     copies=(TIED_HEAD,),
-    ignored=shared.IGNORED,
 )

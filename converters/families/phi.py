@@ -63,6 +63,5 @@ PHI = Family(
     parts={"mlp": MLP},
     rules=RULES,
     copies=(TIED_HEAD,),
-    ignored=shared.IGNORED,
     spellings=(Prefix(body="model."),),
 )

@@ -41,5 +41,4 @@ PHI3 = Family(
     parts={"mlp": MLP},
     rules=(*shared.EMBED, *shared.FUSED_QKV, *shared.FUSED_GATE, *shared.BEFORE),
     copies=(TIED_HEAD,),
-    ignored=shared.IGNORED,
 )

@@ -26,5 +26,4 @@ QWEN2 = Family(
     constants={"attention.qkv_bias": True},
     rules=(*shared.EMBED, *shared.ATTENTION, *shared.GATED_MLP, *shared.BEFORE),
     copies=(TIED_HEAD,),
-    ignored=shared.IGNORED,
 )

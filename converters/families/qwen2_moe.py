@@ -58,5 +58,4 @@ QWEN2_MOE = Family(
         Rule(SHARED + "_gate.weight", "layers/{n}/mlp/open/weight"),
     ),
     copies=(TIED_HEAD,),
-    ignored=shared.IGNORED,
 )

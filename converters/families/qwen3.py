@@ -33,5 +33,4 @@ QWEN3 = Family(
         *shared.BEFORE,
     ),
     copies=(TIED_HEAD,),
-    ignored=shared.IGNORED,
 )

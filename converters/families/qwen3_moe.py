@@ -56,5 +56,4 @@ QWEN3_MOE = Family(
         *shared.DENSE,
     ),
     copies=(TIED_HEAD,),
-    ignored=shared.IGNORED,
 )

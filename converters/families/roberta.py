@@ -53,7 +53,6 @@ ROBERTA = Family(
         bias="lm_head.decoder.bias",
     ),
     ignored=(
-        "roberta.embeddings.position_ids",
         "roberta.pooler.dense.{kind}",
         "lm_head.bias",
     ),

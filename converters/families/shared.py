@@ -199,9 +199,6 @@ AROUND = (
 )
 """Norms before and after attention and the MLP."""
 
-IGNORED = (ATTN + "rotary_emb.inv_freq",)
-"""Buffers that old versions of transformers stored."""
-
 EXPERTS = (
     Rule(LAYER + "mlp.gate.weight", "layers/{n}/mlp/router/weight"),
     *(

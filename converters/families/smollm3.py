@@ -44,5 +44,4 @@ SMOLLM3 = Family(
     parts={"mlp": MLP},
     rules=(*shared.EMBED, *shared.ATTENTION, *shared.GATED_MLP, *shared.BEFORE),
     copies=(TIED_HEAD,),
-    ignored=shared.IGNORED,
 )

@@ -45,5 +45,4 @@ STABLELM = Family(
         Rule(shared.ATTN + "k_layernorm.norms.{h}.weight", K_NORM, "dim -> h dim"),
     ),
     copies=(TIED_HEAD,),
-    ignored=shared.IGNORED,
 )

@@ -49,5 +49,4 @@ STARCODER2 = Family(
         Rule(shared.LAYER + "mlp.c_proj.{kind}", "layers/{n}/mlp/down/{kind}"),
     ),
     copies=(TIED_HEAD,),
-    ignored=shared.IGNORED,
 )

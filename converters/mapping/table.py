@@ -74,6 +74,13 @@ class Piece:
         return self.layout.to_block(variable, self.sizes)
 
 
+LEFTOVER = re.compile(
+    r"(.*\.)?(rotary_emb\w*\.(\w*inv_freq|(sin|cos)_cached)|masked_bias"
+    r"|attn\.embed_positions|position_ids|decoder\.version)"
+)
+"""Buffers that versions of transformers stored and compute now, at any level."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """All stored tensors and all variables of one model, joined by pieces.
@@ -84,7 +91,7 @@ class Table:
         shapes: shapes of the stored tensors.
         variables: shapes of the variables.
         copies: names of stored tensors that repeat another one's variable.
-        ignored: names of stored tensors without effect, with braces.
+        ignored: names of other stored tensors without effect, with braces.
     """
 
     sources: Mapping[str, tuple[Piece, ...]]
@@ -99,8 +106,12 @@ class Table:
         return [template_pattern(name) for name in self.ignored]
 
     def ignores(self, name: str) -> bool:
-        """Whether a stored tensor is one of those without effect."""
-        return any(p.fullmatch(name) for p in self._ignored_patterns)
+        """Whether a stored tensor is one of those without effect.
+
+        Those that `ignored` names, and buffers that are computed now.
+        """
+        is_named = any(p.fullmatch(name) for p in self._ignored_patterns)
+        return is_named or LEFTOVER.fullmatch(name) is not None
 
     def read(
         self, target: Path, stored: Callable[[str], np.ndarray], index: Index

@@ -115,7 +115,9 @@ def test_a_head_beside_a_trunk_is_carried_as_transformers_ignores_it(
     folder = hf.save(hf.llama(tie_word_embeddings=False), tmp_path / "model")
     hf.edit_config(folder, architectures=["LlamaModel"])
     source = dew.load(folder)
-    assert source.model.config.head is None
+    model = source.model
+    assert isinstance(model, Decoder)
+    assert model.config.head is None
     export = dew.save(source, tmp_path / "export")
     assert dew.load(export).content_hash == source.content_hash
     stored, kept = (load_file(f / "model.safetensors") for f in (folder, export))

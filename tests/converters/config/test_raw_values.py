@@ -89,8 +89,7 @@ def changes(family: str, raw: Changes) -> Iterator[tuple[str, Changes]]:
 def said_by_torch(folder: Path, make: Any, like: Any) -> Any:
     """The model of a raw config with the weights of `like`; None if torch refuses."""
     try:
-        config = AutoConfig.from_pretrained(folder)
-        config._attn_implementation = "eager"
+        config = AutoConfig.from_pretrained(folder, attn_implementation="eager")
         model = hf.build(config, make=make)
         shapes = {name: t.shape for name, t in model.state_dict().items()}
         if shapes == {name: t.shape for name, t in like.state_dict().items()}:
