@@ -12,7 +12,9 @@ from dew.nn.config import MLP, MoE
 FIELDS = {
     **shared.SIZES,
     **shared.GROUPED,
-    **shared.ROUTER_LOSS,
+    # transformers has no router loss for this family.
+    "output_router_logits": Inert(False),
+    "router_aux_loss_coef": Inert(0.001),
     "vocab_size": Use("vocab", 129280),
     "hidden_size": Use("embed", 7168),
     "num_hidden_layers": Use("layers", 61),

@@ -24,7 +24,7 @@ FIELDS = {
     **shared.SIZES,
     **shared.GROUPED,
     **shared.RMS,
-    **shared.ROUTER_LOSS,
+    **shared.router_loss(),
     "vocab_size": Use("vocab", 201088),
     "hidden_size": Use("embed", 2880),
     "num_hidden_layers": Use("layers", 36),

@@ -49,7 +49,7 @@ RULES = (
 
 GPTJ = Family(
     model_type="gptj",
-    architectures=("GPTJForCausalLM",),
+    architectures=("GPTJForCausalLM", "GPTJModel"),
     fields=FIELDS,
     aliases=shared.GPT_NAMES,
     constants={

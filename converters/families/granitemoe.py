@@ -13,7 +13,7 @@ FIELDS = {
     **shared.SIZES,
     **shared.GROUPED,
     **shared.RMS,
-    **shared.ROUTER_LOSS,
+    **shared.router_loss(),
     **shared.ATTENTION_BIAS,
     "num_local_experts": Use("mlp.experts", 8),
     "num_experts_per_tok": Use("mlp.top_k", 2),

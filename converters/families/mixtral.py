@@ -14,7 +14,7 @@ FIELDS = {
     **shared.SIZES,
     **shared.GROUPED,
     **shared.RMS,
-    **shared.ROUTER_LOSS,
+    **shared.router_loss(),
     "num_key_value_heads": Use("attention.kv_heads", 8),
     "intermediate_size": Use("mlp.dim", 14336),
     "rms_norm_eps": Use("norm.eps", 1e-5),

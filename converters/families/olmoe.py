@@ -10,7 +10,7 @@ FIELDS = {
     **shared.SIZES,
     **shared.GROUPED,
     **shared.RMS,
-    **shared.ROUTER_LOSS,
+    **shared.router_loss(0.01),
     **shared.ATTENTION_BIAS,
     "vocab_size": Use("vocab", 50304),
     "intermediate_size": Use("mlp.dim", 2048),

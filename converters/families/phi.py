@@ -46,7 +46,7 @@ RULES = (
 
 PHI = Family(
     model_type="phi",
-    architectures=("PhiForCausalLM",),
+    architectures=("PhiForCausalLM", "PhiModel"),
     fields=FIELDS,
     ropes=(RopeFields(partial=True, fraction=0.5),),
     constants={

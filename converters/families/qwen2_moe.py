@@ -15,7 +15,7 @@ FIELDS = {
     **shared.SIZES,
     **shared.GROUPED,
     **shared.RMS,
-    **shared.ROUTER_LOSS,
+    **shared.router_loss(),
     **shared.LATE_WINDOWS,
     **shared.DENSE_LAYERS,
     "vocab_size": Use("vocab", 151936),

@@ -12,7 +12,7 @@ FIELDS = {
     **shared.SIZES,
     **shared.GROUPED,
     **shared.RMS,
-    **shared.ROUTER_LOSS,
+    **shared.router_loss(),
     **shared.ATTENTION_BIAS,
     **shared.DENSE_LAYERS,
     "vocab_size": Use("vocab", 151936),

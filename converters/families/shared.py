@@ -60,11 +60,19 @@ LATE_WINDOWS: dict[str, Field] = {
 }
 """Sliding windows from layer `max_window_layers` on, as in Qwen 2."""
 
-ROUTER_LOSS: dict[str, Field] = {
-    "output_router_logits": Inert(False),
-    "router_aux_loss_coef": Inert(0.001),
-}
-"""Router losses of training: objectives have their own, so they change no logit."""
+
+def router_loss(default: float = 0.001) -> dict[str, Field]:
+    """Fields of the router loss in training, which `output_router_logits` turns on."""
+    return {
+        "output_router_logits": Read(False),
+        "router_aux_loss_coef": Use(
+            "mlp.router_loss",
+            default,
+            read=lambda coefficient, is_on: coefficient if is_on else 0.0,
+            inputs=("output_router_logits",),
+        ),
+    }
+
 
 DENSE_LAYERS: dict[str, Field] = {
     "intermediate_size": Use("dense.dim", 5632),

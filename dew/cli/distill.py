@@ -119,10 +119,16 @@ class Distill(TrainingFlags):
         else:
             data = text_batches(self, student, given.training)
             taught = self._taught(student, source, terms, data, console)
+        lm = CausalLM(
+            source=student, seq_len=self.seq_len, trainable=trained_by(student)
+        )
+        if student.config.get("output_router_logits"):
+            console.print(
+                "the router loss of the student (output_router_logits) has no part in "
+                "distillation: the loss is that of --terms"
+            )
         objective = Distillation(
-            student=CausalLM(
-                source=student, seq_len=self.seq_len, trainable=trained_by(student)
-            ),
+            student=lm,
             teacher=taught.teacher,
             terms=terms,
             on_policy=self._on_policy,

@@ -20,7 +20,7 @@ from dew.typing import Path, Variables
 Remat = Literal["none", "block", "dots"]
 """Recomputed in the backward pass: nothing, blocks, or all but matrix products."""
 
-SOWN = ("qk", "routing", "maps")
+SOWN = ("qk", "routing", "router", "maps")
 """Collections that blocks write to where the caller makes them mutable."""
 
 

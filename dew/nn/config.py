@@ -196,6 +196,8 @@ class MoE:
     """Whether the shared MLP's output is multiplied by a learned sigmoid gate."""
     router_bias: bool = False
     """Whether the router's logits have a bias."""
+    router_loss: float = 0.0
+    """Coefficient of the router's load-balancing loss in training."""
     bias: bool = False
     """Whether the experts' projections have biases."""
     clamp: Clamp | None = None

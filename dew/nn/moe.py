@@ -83,7 +83,8 @@ class Router(nn.Module):
     """Router: the `top_k` experts of each token and their weights, in float32.
 
     The bias of a balanced router is in the collection `moe` and not in `params`: it has
-    no gradient, and changes the selection but not the weights.
+    no gradient, and changes the selection but not the weights. If the collection
+    `router` is mutable, it receives `logits` [batch, seq, experts] as a one-tuple.
     """
 
     config: MoE
@@ -106,6 +107,8 @@ class Router(nn.Module):
         if c.router_bias:
             bias = self.param("bias", nn.initializers.zeros, (c.experts,))
             logits = logits + bias.astype(jnp.float32)[None, None]
+        if self.is_mutable_collection("router") and not self.is_initializing():
+            self.put_variable("router", "logits", (logits,))
         score = jax.nn.sigmoid if c.scoring == "sigmoid" else jax.nn.softmax
         scores = score(logits)
         # The selection has no gradient; the router learns through the weights alone.

@@ -35,6 +35,7 @@ with epy.lazy_api_imports(globals()):
         token_metrics,
     )
     from dew.objectives.model import ModelObjective
+    from dew.objectives.router_loss import RouterLossLM
     from dew.objectives.seq2seq_lm import Seq2SeqLM
     from dew.objectives.supervised import Supervised
 
@@ -57,6 +58,7 @@ __all__ = [
     "Objective",
     "Perplexity",
     "Prediction",
+    "RouterLossLM",
     "Seq2SeqLM",
     "Step",
     "Supervised",

@@ -10,6 +10,7 @@ from jaxtyping import Array, Int
 from dew.batch import arrays_of
 from dew.losses.cross_entropy import next_token_losses, next_tokens
 from dew.nn.block import DecoderBank, Scanned
+from dew.nn.config import MoE
 from dew.nn.decoder import NO_HEAD, Decoder
 from dew.nn.encoder import Encoder
 from dew.objectives.base import Aux, InputSpec, Mean, Prediction, Step
@@ -40,6 +41,10 @@ class CausalLM(ModelObjective[Mean]):
     `qk_stats` reports each attention head's largest score, for an optimizer that clips
     by it (QK-Clip).
 
+    `router_loss` is the coefficient of a mixture's router loss, which `RouterLossLM`
+    adds; None is that of the model's config (`output_router_logits` and
+    `router_aux_loss_coef`), 0 trains without it.
+
     >>> import dew
     >>> objective = CausalLM(source=dew.load(FOLDER), seq_len=4)
     >>> variables = objective.init(jax.random.key(0))
@@ -52,6 +57,7 @@ class CausalLM(ModelObjective[Mean]):
 
     seq_len: int
     qk_stats: bool = False
+    router_loss: float | None = None
 
     artifact = TokenScores
 
@@ -64,6 +70,27 @@ class CausalLM(ModelObjective[Mean]):
         model = self.source.model
         if isinstance(model, Decoder) and model.config.head is None:
             raise ValueError(f"CausalLM.source must give logits, and {NO_HEAD}")
+
+    @property
+    def router_coefficient(self) -> float:
+        """Coefficient of the router loss in training, 0 where there is none.
+
+        Raises:
+            ValueError: a router loss is asked for, by `router_loss` or by the model's
+                config, and the model is no mixture on the native road.
+        """
+        stated, wanted = self.source.config or {}, self.router_loss
+        model = self.source.model
+        mlp = model.config.mlp if isinstance(model, Decoder) else None
+        if isinstance(mlp, MoE):
+            return mlp.router_loss if wanted is None else wanted
+        if not (stated.get("output_router_logits") if wanted is None else wanted):
+            return 0.0
+        raise ValueError(
+            "the router loss (output_router_logits, router_loss) is computed for "
+            "mixtures on the native road, and this model is none: router_loss=0 "
+            "(--router-loss 0) trains without it"
+        )
 
     @property
     def inputs(self) -> InputSpec:
@@ -79,9 +106,18 @@ class CausalLM(ModelObjective[Mean]):
     def loss(
         self, params: Variables, batch: Batch, step: Step
     ) -> tuple[Mean, Aux[None]]:
-        """The summed loss, with the number of predicted tokens as its mass."""
-        stats, aux, _ = self.predict(params, batch, step, train=True)
-        return stats, aux
+        """The summed loss, with the number of predicted tokens as its mass.
+
+        Raises:
+            ValueError: the model is a mixture with a router loss.
+        """
+        if self.router_coefficient:
+            raise ValueError(
+                f"the model trains with a router loss of {self.router_coefficient:g} "
+                "(output_router_logits), which CausalLM alone does not have: use "
+                "RouterLossLM(lm=…), or CausalLM(router_loss=0) to train without it"
+            )
+        return self.predict(params, batch, step, train=True)[:2]
 
     def predict(
         self,

@@ -56,6 +56,7 @@ REFUSALS = (
     TypeError,
     UnboundLocalError,
     ValueError,
+    ZeroDivisionError,
 )
 
 
