@@ -46,7 +46,7 @@ INSIDE = {
     ),
     "dew.objectives": (
         ("distillation", "metrics"),
-        ("balanced_moe",),
+        ("balanced_moe", "router_loss"),
         (
             "barlow_twins",
             "causal_lm",

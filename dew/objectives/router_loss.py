@@ -78,7 +78,7 @@ class RouterLossLM(Objective[RoutedStats, None]):
         return self.lm.held_variables()
 
     def init(self, key: jax.Array, variables: Variables | None = None) -> Variables:
-        """The language model's variables."""
+        """Returns the variables of the language model."""
         return self.lm.init(key, variables)
 
     def loss(
