@@ -1,6 +1,5 @@
 """An opened Hugging Face folder: config, tokenizer, side files and weights."""
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,6 +9,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from dew.converters.folder.json_files import read_json
+from dew.converters.folder.tokenizer import read_tokenizer, special_id
 from dew.converters.folder.weights import (
     Weights,
     read_headers,
@@ -119,19 +120,14 @@ class Folder:
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer of tokenizer.json; None where the file is absent.
+        """The tokenizer of the folder; None where it has no tokenizer.json.
+
+        Without truncation and padding, whatever tokenizer.json stores of either.
 
         Raises:
             ValueError: the file is no tokenizer.
         """
-        file = self.path / "tokenizer.json"
-        if not file.exists():
-            return None
-        try:
-            return Tokenizer.from_file(str(file))
-        except Exception as error:
-            # The package raises nothing more special.
-            raise ValueError(f"{file} cannot be read: {error}") from error
+        return read_tokenizer(self.path)
 
     @cached_property
     def chat_template(self) -> str | None:
@@ -150,13 +146,26 @@ class Folder:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """Ids of the end-of-text tokens, of generation_config.json or config.json."""
-        ids = self.generation_config.get(
-            "eos_token_id", self.config.get("eos_token_id")
-        )
-        if ids is None:
-            return ()
-        return tuple(ids) if type(ids) is list else (ids,)
+        """Ids of the end-of-text tokens: all of a list, the preferred one first."""
+        return self._special_ids("eos_token")
+
+    @property
+    def bos_ids(self) -> tuple[int, ...]:
+        """Ids of the tokens that begin a text."""
+        return self._special_ids("bos_token")
+
+    def _special_ids(self, name: str) -> tuple[int, ...]:
+        """Returns the ids that generation_config.json states for a special token.
+
+        Else those of config.json, else that of the token that the tokenizer's settings
+        name.
+        """
+        for fields in (self.generation_config, self.config):
+            ids = fields.get(f"{name}_id")
+            if ids is not None:
+                return tuple(ids) if type(ids) is list else (ids,)
+        token = special_id(self.path, self.tokenizer, name)
+        return () if token is None else (token,)
 
     @property
     def side_files(self) -> list[str]:
@@ -240,20 +249,3 @@ def _refuse_quantised(config: Mapping[str, Any], address: str) -> None:
             "True for float8 and mxfp4, else in transformers, and save that), or use "
             "it as a live teacher"
         )
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """Returns the JSON object in a file; empty where the file is absent.
-
-    Raises:
-        ValueError: the file is not JSON, or holds something other than an object.
-    """
-    if not file.exists():
-        return {}
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} is not JSON: {error}") from error
-    if type(value) is not dict:
-        raise ValueError(f"{file} must hold a JSON object, got {type(value).__name__}")
-    return value

@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from dew.converters.config.fields import MultiUse, Use
 from dew.converters.folder.atomic import write_atomically
-from dew.converters.folder.folder import read_json
+from dew.converters.folder.json_files import read_json
 from dew.converters.folder.safetensors import Spec
 from dew.converters.folder.write import copied_files, json_bytes, write_folder
 from dew.converters.load import Shardings, family_of, sharding_function
@@ -149,6 +149,16 @@ class _Extension:
         )
         return tokenizer
 
+    def _tokenizer_file(self) -> bytes:
+        """The new tokenizer.json, with the truncation and padding of the old one."""
+        written = Tokenizer.from_str(self.tokenizer.to_str())
+        stored = Tokenizer.from_file(str(self.source.folder.path / TOKENIZER))
+        if stored.truncation is not None:
+            written.enable_truncation(**stored.truncation)
+        if stored.padding is not None:
+            written.enable_padding(**stored.padding)
+        return written.to_str(pretty=True).encode()
+
     @cached_property
     def _new_ids(self) -> dict[str, int]:
         """The ids of the new tokens."""
@@ -231,7 +241,7 @@ class _Extension:
         """
         path = self.source.folder.path
         files: dict[str, FilePath | bytes] = {**copied_files(path)}
-        files[TOKENIZER] = self.tokenizer.to_str(pretty=True).encode()
+        files[TOKENIZER] = self._tokenizer_file()
         descriptions = {
             str(i): {
                 "content": token,

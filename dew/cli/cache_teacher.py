@@ -23,7 +23,17 @@ from dew.cli.inputs import (
     text_faults,
     too_small,
 )
-from dew.cli.load import Precision, eos_of, load_to_train, num_rows, texts, tokenizer_of
+from dew.cli.load import (
+    Bos,
+    Precision,
+    announce_ends,
+    bos_of,
+    eos_of,
+    load_to_train,
+    num_rows,
+    texts,
+    tokenizer_of,
+)
 from dew.cli.report import show
 from dew.converters.open_folder import open_folder
 from dew.converters.pretrained import Pretrained
@@ -94,6 +104,9 @@ class CacheTeacher:
     packing: Literal["wrapped", "best_fit"] = "wrapped"
     """Packing of documents into rows: wrapped pads nothing, best_fit splits no document
     that fits into a row."""
+    bos: Bos = "auto"
+    """Beginning-of-text tokens before every document: auto as the tokenizer's template
+    has them, always, or never."""
     text_field: str = "text"
     """Name of the text field in .jsonl and .parquet records."""
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
@@ -171,12 +184,14 @@ class CacheTeacher:
             road=self.road,
             ignore_fields=self.ignore_fields,
         )
+        announce_ends(source, self.bos, console)
         data = evaluation_batches(
             documents,
             tokenizer=tokenizer_of(source),
             seq_len=self.seq_len,
             batch_size=self.batch_size,
             packing=self.packing,
+            bos_id=bos_of(source, self.bos),
             eos_id=eos_of(source),
         )
         with console.status("scoring with the teacher"):

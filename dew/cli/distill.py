@@ -117,7 +117,7 @@ class Distill(TrainingFlags):
         if cache is not None:
             taught = self._from_cache(cache, student)
         else:
-            data = text_batches(self, student, given.training)
+            data = text_batches(self, student, given.training, console)
             taught = self._taught(student, source, terms, data, console)
         lm = CausalLM(
             source=student, seq_len=self.seq_len, trainable=trained_by(student)

@@ -11,7 +11,10 @@ from rich.console import Console
 from dew.api import Road
 from dew.cli.inputs import model_faults, refuse, text_faults, too_small
 from dew.cli.load import (
+    Bos,
     Precision,
+    announce_ends,
+    bos_of,
     eos_of,
     load_to_train,
     texts,
@@ -46,6 +49,9 @@ class Eval:
     packing: Packing = "wrapped"
     """Packing of documents into rows: wrapped pads nothing, best_fit splits no document
     that fits into a row, apart puts one document in each row."""
+    bos: Bos = "auto"
+    """Beginning-of-text tokens before every document: auto as the tokenizer's template
+    has them, always, or never."""
     text_field: str = "text"
     """Name of the text field in .jsonl and .parquet records."""
     json: Annotated[bool, tyro.conf.arg(name="json")] = False
@@ -77,6 +83,7 @@ class Eval:
             road=self.road,
             ignore_fields=self.ignore_fields,
         )
+        announce_ends(source, self.bos, console)
         evaluation = Evaluation(
             batches=lambda: evaluation_batches(
                 documents,
@@ -84,6 +91,7 @@ class Eval:
                 seq_len=self.seq_len,
                 batch_size=self.batch_size,
                 packing=self.packing,
+                bos_id=bos_of(source, self.bos),
                 eos_id=eos_of(source),
                 shard=(jax.process_index(), jax.process_count()),
             ),

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from dew.api import Road
 from dew.cli.inputs import not_positive, text_faults, too_small
-from dew.cli.load import LoadOptions, Precision, Stack
+from dew.cli.load import Bos, LoadOptions, Precision, Stack
 from dew.cli.lora_flags import LoraFlags
 from dew.converters.tied_weights import Tied
 from dew.data import Packing
@@ -74,6 +74,9 @@ class TrainingFlags:
     packing: Packing = "wrapped"
     """Packing of documents into rows: wrapped pads nothing, best_fit splits no document
     that fits into a row, apart puts one document in each row."""
+    bos: Bos = "auto"
+    """Beginning-of-text tokens before every document: auto as the tokenizer's template
+    has them, always, or never."""
     text_field: str = "text"
     """Name of the text field in .jsonl and .parquet records."""
     lora: LoraFlags = field(default_factory=LoraFlags)

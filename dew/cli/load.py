@@ -20,6 +20,7 @@ from dew.converters.tied_weights import Tied
 from dew.data import open_documents
 from dew.data.documents import Documents
 from dew.data.teacher_cache import tokenizer_hash
+from dew.data.tokenize import template_prefix
 from dew.losses.vocabulary import VocabularyMap, align
 from dew.nn.decoder import Decoder, Remat
 
@@ -161,6 +162,49 @@ class CountsBlocks(Protocol):
 def eos_of(source: Pretrained) -> int | None:
     """Returns the token id that ends a document; None if the model has none."""
     return source.eos_ids[0] if source.eos_ids else None
+
+
+Bos = Literal["auto", "always", "never"]
+"""Beginning-of-text tokens before a document: as the tokenizer's template has it."""
+
+
+def bos_of(source: Pretrained, bos: Bos) -> tuple[int, ...]:
+    """Returns the token ids before every document.
+
+    Raises:
+        ValueError: `bos` is "always", and nothing names such a token.
+    """
+    prefix = template_prefix(tokenizer_of(source))
+    if bos == "never":
+        return ()
+    if prefix or bos == "auto":
+        return prefix
+    if not source.folder.bos_ids:
+        raise ValueError(
+            "--bos always needs a beginning-of-text token, and neither the template of "
+            "tokenizer.json nor generation_config.json, config.json or "
+            f"tokenizer_config.json of {source.address} names one"
+        )
+    return source.folder.bos_ids[:1]
+
+
+def announce_ends(source: Pretrained, bos: Bos, console: Console) -> None:
+    """Prints the tokens before and after every document of a text."""
+    tokenizer, before, after = tokenizer_of(source), bos_of(source, bos), eos_of(source)
+
+    def named(ids: Sequence[int]) -> str:
+        return ", ".join(f"{tokenizer.id_to_token(i)} (id {i})" for i in ids)
+
+    if before:
+        console.print(
+            f"documents begin with {named(before)}: --bos {bos}", markup=False
+        )
+    if after is None:
+        console.print(
+            "documents are joined without an end-of-text token: generation_config.json,"
+            f" config.json and tokenizer_config.json of {source.address} name none",
+            markup=False,
+        )
 
 
 def num_rows(source: Pretrained) -> int:

@@ -66,7 +66,7 @@ class Pretrain(TrainingFlags):
             self,
             RouterLossLM(lm=lm) if lm.router_coefficient else lm,
             source,
-            text_batches(self, source, given.training),
+            text_batches(self, source, given.training, console),
             held_out=given.held_out,
             sources={"model": source},
             console=console,

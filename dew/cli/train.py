@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from dew import api
 from dew.cli.flags import TrainingFlags
-from dew.cli.load import eos_of, texts, tokenizer_of
+from dew.cli.load import announce_ends, bos_of, eos_of, texts, tokenizer_of
 from dew.cli.report import Display
 from dew.converters.pretrained import Pretrained
 from dew.converters.surgery.vocabulary import pad_vocabulary
@@ -111,11 +111,18 @@ def open_texts(flags: TrainingFlags, console: Console) -> Texts:
 
 
 def text_batches(
-    flags: TrainingFlags, source: Pretrained, documents: Documents | None
+    flags: TrainingFlags,
+    source: Pretrained,
+    documents: Documents | None,
+    console: Console,
 ) -> Batches:
-    """Returns training batches of documents, in the tokens of the model to train."""
+    """Returns training batches of documents, in the tokens of the model to train.
+
+    Prints the tokens that begin and end a document.
+    """
     if documents is None:
         raise ValueError("--data names no file or folder")
+    announce_ends(source, flags.bos, console)
     return training_batches(documents, seed=flags.seed, **_row_options(flags, source))
 
 
@@ -196,6 +203,7 @@ class _RowOptions(TypedDict):
     seq_len: int
     batch_size: int
     packing: Packing
+    bos_id: tuple[int, ...]
     eos_id: int | None
     shard: tuple[int, int]
 
@@ -207,6 +215,7 @@ def _row_options(flags: TrainingFlags, source: Pretrained) -> _RowOptions:
         "seq_len": flags.seq_len,
         "batch_size": flags.batch_size,
         "packing": flags.packing,
+        "bos_id": bos_of(source, flags.bos),
         "eos_id": eos_of(source),
         "shard": (jax.process_index(), jax.process_count()),
     }

@@ -18,7 +18,7 @@ def training_batches(
     batch_size: int,
     seed: int,
     packing: Packing = "wrapped",
-    bos_id: int | None = None,
+    bos_id: int | tuple[int, ...] | None = None,
     eos_id: int | None = None,
     epochs: int | None = None,
     weights: Sequence[float] | None = None,
@@ -34,7 +34,7 @@ def training_batches(
         seed: of the order; equal seeds give equal batches.
         packing: `wrapped` has no padding, `best_fit` splits no document that fits a
             row, `apart` has one document a row; see `dew.data.packing.Packing`.
-        bos_id: put before every document.
+        bos_id: put before every document: a token, or those of `template_prefix`.
         eos_id: put after every document.
         epochs: how many to read; the last batch is then filled up with padding.
         weights: the share of documents drawn from each of `documents`, which are then
@@ -89,7 +89,7 @@ def evaluation_batches(
     seq_len: int,
     batch_size: int,
     packing: Packing = "wrapped",
-    bos_id: int | None = None,
+    bos_id: int | tuple[int, ...] | None = None,
     eos_id: int | None = None,
     shard: tuple[int, int] = (0, 1),
 ) -> Batches:

@@ -140,6 +140,7 @@ def test_every_flag_is_known_to_change_the_mathematics_or_not() -> None:
         *("batch_size", "seq_len", "accumulation", "learning_rate", "schedule"),
         *("warmup", "optimizer", "weight_decay", "clip_norm", "seed", "dtype"),
         *("packing", "lora", "pad_vocab", "tied", "dequantise", "ignore_fields"),
+        *("bos", "router_loss"),
         *("teacher_road", "terms", "temperature", "top_k"),
         *("on_policy", "on_policy_tokens"),
     }
