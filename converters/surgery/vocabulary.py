@@ -59,9 +59,10 @@ def extend_vocabulary(
     A new row, of the input and the output table and of the head's bias, is the mean of
     the rows of all earlier tokens, computed in float64. New tokens get the ids after
     the tokenizer's last; spare rows of the tables at those ids are used first, and
-    beyond them the tables and the config's `vocab_size` grow. All other tensors and
-    side files keep their bytes. `special` tokens are left out when text is decoded
-    without specials.
+    beyond them the tables and the config's `vocab_size` grow. Where the tokenizer has
+    ids beyond the tables already, these get rows too, and `tokens` may be empty. All
+    other tensors and side files keep their bytes. `special` tokens are left out when
+    text is decoded without specials.
 
         >>> import dew
         >>> source = dew.load(FOLDER)
@@ -72,8 +73,7 @@ def extend_vocabulary(
 
     Raises:
         ValueError: a token is empty, repeated or in the vocabulary already, the model
-            has no tokenizer or fewer rows than its tokenizer has tokens, or the folder
-            exists; the message lists all faults.
+            has no tokenizer, or the folder exists; the message lists all faults.
     """
     extension = _Extension(source, tuple(tokens), special)
     extension.check()
@@ -101,7 +101,8 @@ class _Extension:
             )
         if source.tokenizer is None:
             raise ValueError(f"{source.address} has no {TOKENIZER} to add tokens to")
-        faults = [] if self.tokens else ["no tokens were given"]
+        has_rows = max(self._old_ids.values()) < self._rows
+        faults = ["no tokens were given"] if not self.tokens and has_rows else []
         faults += [f"{t!r} is empty" for t in self.tokens if not t.strip()]
         faults += [
             f"{token!r} is given {self.tokens.count(token)} times"
@@ -113,11 +114,6 @@ class _Extension:
             for token in self.tokens
             if token in self._old_ids
         ]
-        last = max(self._old_ids.values())
-        if last >= self._rows:
-            faults.append(
-                f"the tokenizer uses id {last}, and the model has {self._rows} rows"
-            )
         ties = source.ties
         if ties.edits or ties.dropped or ties.borrowed:
             faults.append("it was read with tied=…: save it and load that")
@@ -168,7 +164,8 @@ class _Extension:
     @property
     def rows(self) -> int:
         """Rows of the tables with the new tokens."""
-        return max(self._rows, max(self._new_ids.values()) + 1)
+        ids = (*self._old_ids.values(), *self._new_ids.values())
+        return max(self._rows, max(ids) + 1)
 
     @cached_property
     def _token_tables(self) -> frozenset[str]:
@@ -213,7 +210,8 @@ class _Extension:
         # Ids may have gaps and tables spare rows, which would distort the mean: it is
         # taken over ids with a token, each once should two spellings share an id.
         old_ids = np.fromiter(self._old_ids.values(), np.int64)
-        mean = stored[np.unique(old_ids)].mean(axis=0, dtype=np.float64)
+        old_ids = np.unique(old_ids[old_ids < len(stored)])
+        mean = stored[old_ids].mean(axis=0, dtype=np.float64)
         rows = np.zeros((self.rows, *stored.shape[1:]), stored.dtype)
         rows[: len(stored)] = stored
         # Added rows without a token, as between spare ones, are means too.

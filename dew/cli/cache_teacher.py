@@ -122,6 +122,7 @@ class CacheTeacher:
             needs_tokenizer=True,
             needs_weights=not self.captured,
             needs_head=not self.captured,
+            seq_len=None if self.captured else self.seq_len,
         )
         if bool(self.data) == bool(self.captured):
             faults.append("give --data or --captured, and not both")

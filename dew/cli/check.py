@@ -72,6 +72,7 @@ class Check:
             ignore_fields=self.ignore_fields,
             needs_tokenizer=True,
             needs_head=True,
+            seq_len=self.seq_len,
         )
         faults += model_faults(
             "--student",
@@ -80,6 +81,7 @@ class Check:
             ignore_fields=self.ignore_fields,
             needs_tokenizer=True,
             needs_head=True,
+            seq_len=self.seq_len,
         )
         faults += text_faults("--data", self.data) + not_positive(self, "temperature")
         refuse([*faults, *too_small(self, 1, "rows"), *too_small(self, 2, "seq_len")])

@@ -174,6 +174,7 @@ class Distill(TrainingFlags):
             ignore_fields=self.ignore_fields,
             needs_tokenizer=True,
             needs_head=True,
+            seq_len=self.seq_len,
         )
         if self.teacher is not None:
             faults += model_faults(
@@ -183,6 +184,7 @@ class Distill(TrainingFlags):
                 ignore_fields=self.ignore_fields,
                 needs_tokenizer=self.teacher_road != "live",
                 needs_head=True,
+                seq_len=self.seq_len,
             )
         refuse([*faults, *self._pair_faults()])
 

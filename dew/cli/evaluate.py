@@ -1,5 +1,6 @@
 """`dew eval`: perplexity of a causal language model on text."""
 
+import math
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -66,6 +67,7 @@ class Eval:
             ignore_fields=self.ignore_fields,
             needs_tokenizer=True,
             needs_head=True,
+            seq_len=self.seq_len,
         )
         faults += text_faults("--data", self.data)
         refuse(
@@ -106,6 +108,12 @@ class Eval:
                 objective, variables, evaluation, key=jax.random.key(0), mesh=mesh
             )
         result = {**result, "tokens": int(result["tokens"])}
+        if math.isnan(result["nats_per_token"]) and result["tokens"]:
+            raise ValueError(
+                f"the loss of {source.address} on this text is not a number: its "
+                "weights or hidden states are not finite (bfloat16 or float16 weights "
+                "may overflow; try --dtype float32)"
+            )
         rows = [
             ("perplexity", f"{result['perplexity']:.4f}"),
             ("nats per token", f"{result['nats_per_token']:.4f}"),

@@ -9,7 +9,13 @@ import tyro
 from rich.console import Console
 
 from dew import api
-from dew.cli.inputs import local_folder, model_faults, output_faults, refuse
+from dew.cli.inputs import (
+    local_folder,
+    model_faults,
+    output_faults,
+    refuse,
+    row_faults,
+)
 from dew.cli.load import tokenizer_of
 from dew.cli.report import show
 
@@ -22,8 +28,9 @@ class Extend:
     """Model to extend: a Hugging Face folder, a hub id, or the folder of a dew run."""
     out: Path
     """Folder to write, which must not exist yet."""
-    add_tokens: tuple[str, ...]
-    """New tokens, for example "<tool>"."""
+    add_tokens: tuple[str, ...] = ()
+    """New tokens, for example "<tool>"; none where the tokenizer has tokens without a
+    row already, which then get one."""
     special: bool = False
     """Mark the tokens as special: decoding without special tokens omits them."""
     ignore_fields: tuple[str, ...] = ()
@@ -41,7 +48,7 @@ class Extend:
             needs_tokenizer=True,
         )
         faults += output_faults(self.out)
-        if not self.add_tokens:
+        if not self.add_tokens and not row_faults(self.model):
             faults.append("--add-tokens names no token")
         faults += [
             f"--add-tokens: {token!r} is empty"

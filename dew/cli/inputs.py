@@ -15,6 +15,7 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from dew import api
+from dew.converters.families import FAMILIES
 from dew.converters.families.base import is_trunk
 from dew.converters.folder.atomic import check_free
 from dew.converters.folder.fetch import HUB_ID
@@ -89,6 +90,7 @@ def model_faults(
     needs_tokenizer: bool = False,
     needs_weights: bool = True,
     needs_head: bool = False,
+    seq_len: int | None = None,
 ) -> list[str]:
     """Returns what is wrong with a model's address or its folder, before its weights.
 
@@ -99,7 +101,8 @@ def model_faults(
         ignore_fields: fields of config.json that are to be ignored.
         needs_tokenizer: whether the command reads text with its tokenizer.
         needs_weights: whether the model itself is loaded, and not its tokenizer alone.
-        needs_head: whether the command reads the model's logits.
+        needs_head: whether the command reads text and the model's logits.
+        seq_len: number of tokens of a row that the model is to read.
     """
     if not _is_local(address):
         return [f"{name}: {fault}" for fault in _remote_faults(address)]
@@ -111,6 +114,7 @@ def model_faults(
             needs_tokenizer=needs_tokenizer,
             needs_weights=needs_weights,
             needs_head=needs_head,
+            seq_len=seq_len,
         )
     except (ValueError, OSError) as fault:
         faults = [str(fault)]
@@ -163,6 +167,7 @@ def _folder_faults(
     needs_tokenizer: bool,
     needs_weights: bool,
     needs_head: bool,
+    seq_len: int | None,
 ) -> list[str]:
     if _is_gguf(address):
         return []
@@ -174,10 +179,14 @@ def _folder_faults(
             road=road,
             ignore_fields=ignore_fields,
             needs_head=needs_head,
+            seq_len=seq_len,
         )
     faults = _loading_faults(folder, road, ignore_fields) if needs_weights else []
     if needs_tokenizer and not (folder.path / "tokenizer.json").exists():
         faults.append(f"{address} has no tokenizer.json, needed to read text")
+    if needs_head:
+        faults += row_faults(address)
+    faults += [] if seq_len is None else _position_faults(folder, seq_len)
     names = folder.config.get("architectures") or [""]
     if needs_head and is_trunk(names[0]):
         faults.append(
@@ -186,6 +195,41 @@ def _folder_faults(
             "Python, by EncoderStates in Distillation)"
         )
     return faults
+
+
+def row_faults(address: str) -> list[str]:
+    """Returns a message where a tokenizer has ids without a row in the model's tables.
+
+    Such an id would be read as NaN. Only for folders on this machine.
+    """
+    folder = local_folder(address)
+    rows = None if folder is None else folder.config.get("vocab_size")
+    if folder is None or folder.tokenizer is None or not isinstance(rows, int):
+        return []
+    last = max(folder.tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+    if last < rows:
+        return []
+    return [
+        f"the tokenizer of {address} has ids up to {last}, and the model's tables have "
+        f"{rows} rows (vocab_size): dew extend --model {address} --out FOLDER adds rows"
+    ]
+
+
+def _position_faults(folder: Folder, seq_len: int) -> list[str]:
+    """Returns a message where rows are longer than a table of learned positions."""
+    family = FAMILIES.get(str(folder.config.get("model_type")))
+    if family is None:
+        return []
+    try:
+        limit = family.read(folder.config).embedding.positions
+    except ValueError:
+        return []  # Another check reports it, or the lowered road takes it.
+    if not limit or seq_len <= limit:
+        return []
+    return [
+        f"--seq-len must be at most the {limit} learned positions of {folder.address}, "
+        f"got {seq_len}"
+    ]
 
 
 def _loading_faults(

@@ -35,6 +35,7 @@ class Pretrain(TrainingFlags):
             ignore_fields=self.ignore_fields,
             needs_tokenizer=True,
             needs_head=True,
+            seq_len=self.seq_len,
         )
         faults += too_small(self, 0, "router_loss")
         refuse([*faults, *self.faults()])

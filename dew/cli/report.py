@@ -1,6 +1,7 @@
 """Reports of a command: a table for people, or one JSON object for programs."""
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import jax
@@ -26,12 +27,21 @@ def show(
     if jax.process_index() > 0:
         return
     if as_json:
-        print(json.dumps(result), flush=True)
+        print(json.dumps(_finite(result), allow_nan=False), flush=True)
         return
     table = Table(title=title, show_header=False, title_justify="left")
     for name, value in rows:
         table.add_row(name, value)
     Console().print(table)
+
+
+def _finite(value: object) -> object:
+    """Returns JSON values with null for numbers that are not finite: JSON has none."""
+    if isinstance(value, Mapping):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Display(Callback):

@@ -44,6 +44,11 @@ class BalancedLM(Objective[Mean, Loads]):
         return self.lm.inputs
 
     @property
+    def vocabulary_rows(self) -> int | None:
+        """Number of ids that the model has rows for; None where it is not known."""
+        return self.lm.vocabulary_rows
+
+    @property
     def bank_sites(self) -> tuple[DecoderBank, ...]:
         """The scanned stacks of the language model's decoder."""
         return self.lm.bank_sites

@@ -22,6 +22,7 @@ from dew.objectives.tokens import (
     next_token_weights,
     token_inputs,
     token_scores,
+    vocabulary_rows,
 )
 from dew.source import Source
 from dew.state import TrainState
@@ -96,6 +97,11 @@ class CausalLM(ModelObjective[Mean]):
     def inputs(self) -> InputSpec:
         """Shape and dtype of one row of tokens."""
         return {"tokens": jax.ShapeDtypeStruct((self.seq_len,), jnp.int32)}
+
+    @property
+    def vocabulary_rows(self) -> int | None:
+        """Number of ids that the model has rows for; None where it is not known."""
+        return vocabulary_rows(self.source)
 
     @property
     def bank_sites(self) -> tuple[DecoderBank, ...]:

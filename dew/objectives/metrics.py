@@ -1,12 +1,16 @@
 """Validation metrics: perplexity, nats per token, mean loss and accuracy."""
 
 import math
+import sys
 
 import numpy as np
 
 from dew.objectives.base import Mean, mean_of_totals, merge_totals
 from dew.objectives.supervised import LabelScores
 from dew.objectives.tokens import TokenScores
+
+LARGEST_EXPONENT = math.log(sys.float_info.max)
+"""Largest number, 709.78, whose exponential is a float."""
 
 
 class NatsPerToken:
@@ -36,7 +40,9 @@ class Perplexity(NatsPerToken):
 
     def finalize(self, accumulated: tuple[float, float], /) -> float:
         """The pass's perplexity, exp of its nats per token."""
-        return math.exp(mean_of_totals(accumulated))
+        nats = mean_of_totals(accumulated)
+        # Beyond 709 nats it is more than a float can hold.
+        return math.exp(nats) if nats < LARGEST_EXPONENT else nats * math.inf
 
 
 class TokenCount(NatsPerToken):

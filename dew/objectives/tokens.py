@@ -69,6 +69,22 @@ class Labelled(Protocol):
         ...
 
 
+@runtime_checkable
+class TokenModel(Protocol):
+    """An objective whose batches hold ids of a vocabulary of known size."""
+
+    @property
+    def vocabulary_rows(self) -> int | None:
+        """Number of rows of the token table; None where it is not known."""
+        ...
+
+
+def vocabulary_rows(source: Source) -> int | None:
+    """Returns the number of ids that a model has rows for; None if it is not known."""
+    rows = (source.config or {}).get("vocab_size")
+    return rows if isinstance(rows, int) else None
+
+
 def token_inputs(batch: Batch) -> dict[str, Array]:
     """The arrays of a batch that a token model is applied to: those in `INPUTS`."""
     return {name: batch[name] for name in INPUTS if name in batch}

@@ -31,17 +31,24 @@ class Resumable(Protocol):
 class Feed:
     """Batches of arrays on their devices, all of the first one's shapes and dtypes.
 
-    `inputs` are the shapes and dtypes of one example of what every batch must hold.
+    `inputs` are the shapes and dtypes of one example of what every batch must hold, and
+    `vocabulary_rows` is the number of ids that `tokens` may have, None for any.
     Values that stay on the host, such as paths, are no part of what a loss is compiled
     for; they are left out here, and named on stderr once a run.
     """
 
     def __init__(
-        self, data: Iterator[Batch], mesh: Mesh | None, inputs: InputSpec
+        self,
+        data: Iterator[Batch],
+        mesh: Mesh | None,
+        inputs: InputSpec,
+        *,
+        vocabulary_rows: int | None = None,
     ) -> None:
         self._data = data
         self._mesh = mesh
         self._inputs = inputs
+        self._vocabulary_rows = vocabulary_rows
         self._left_out: set[Path] = set()
         self._structure: Any = None
         self._first: Batch | None = None
@@ -148,6 +155,7 @@ class Feed:
     def _check_first(self, batch: Batch, arrays: Batch) -> None:
         """Raises where the first batch is not what the objective or the mesh takes."""
         faults = _input_faults(self._inputs, batch, arrays)
+        faults += _id_faults(batch, self._vocabulary_rows)
         rows = row_counts(arrays)
         if len(set(rows.values())) > 1:
             counts = ", ".join(f"{name} has {count}" for name, count in rows.items())
@@ -156,6 +164,31 @@ class Feed:
             faults += row_faults(arrays, self._mesh)
         if faults:
             raise ValueError("; ".join(faults))
+
+
+def _id_faults(batch: Batch, rows: int | None) -> list[str]:
+    """Returns a message where `tokens` are no rows of the token table.
+
+    A model would read such an id as NaN, or count a negative one from the end.
+    """
+    tokens = batch.get("tokens")
+    if rows is None or not isinstance(tokens, np.ndarray | jax.Array):
+        return []
+    # Entries behind a mask may hold anything: they are replaced before they are read.
+    real = np.ones(tokens.shape, bool)
+    if "mask" in batch:
+        real = np.asarray(batch["mask"], bool)
+    elif "segment_ids" in batch:
+        real = np.asarray(batch["segment_ids"]) > 0
+    ids = np.asarray(tokens)[real] if real.shape == tokens.shape else np.asarray(tokens)
+    low, high = int(np.min(ids, initial=0)), int(np.max(ids, initial=0))
+    if low >= 0 and high < rows:
+        return []
+    return [
+        f"tokens must be ids in [0, {rows - 1}], the rows of the token table, got ids "
+        f"in [{low}, {high}]: mask padding by `mask` and not by an id, or add rows "
+        "(dew extend)"
+    ]
 
 
 def _input_faults(inputs: InputSpec, batch: Batch, arrays: Batch) -> list[str]:

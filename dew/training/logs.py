@@ -164,10 +164,18 @@ class RunLog:
                 f"committed; of the last, {why}. Are all targets masked?"
             )
         names = ", ".join(_not_finite(report.finite, params)) or "nothing"
-        return (
+        stopped = (
             f"stopped {where}: {report.rejected} microbatches in a row were rejected; "
-            f"in the last, not finite: {names}. The weights are as that commit left "
-            "them; lower the learning rate, or look at the data"
+            f"in the last, not finite: {names}. "
+        )
+        if commits == 0:
+            return stopped + (
+                "No update was made yet, so the cause is in the data or in the weights "
+                "that training started from"
+            )
+        return stopped + (
+            "The weights are as that commit left them; lower the learning rate, or "
+            "look at the data"
         )
 
 

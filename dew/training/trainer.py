@@ -17,6 +17,7 @@ from jaxtyping import Array, Key
 
 from dew.batch import row_counts
 from dew.objectives.base import AnyObjective
+from dew.objectives.tokens import TokenModel
 from dew.processes import (
     exchange_messages,
     process_phase,
@@ -134,7 +135,9 @@ class Trainer:
                 130 after Ctrl-C.
         """
         _check_periods(steps=steps, log_every=log_every, eval_every=eval_every)
-        feed = Feed(data, self.mesh, self.objective.inputs)
+        objective = self.objective
+        rows = objective.vocabulary_rows if isinstance(objective, TokenModel) else None
+        feed = Feed(data, self.mesh, objective.inputs, vocabulary_rows=rows)
         try:
             with (
                 stop_signals() as signals,
