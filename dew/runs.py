@@ -178,6 +178,13 @@ class RunFolder:
             road=config.get("road", "auto"),
         )
 
+    @property
+    def steps_done(self) -> int:
+        """Number of steps of the newest checkpoint; 0 without one."""
+        folder = self.checkpoints
+        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        return max((int(name) for name in names if name.isdecimal()), default=0)
+
     def weights(self) -> dict[str, str]:
         """Returns the content hashes that `begin` was given as `sources`.
 
@@ -216,7 +223,7 @@ class RunFolder:
 
     def _changed_settings(self, config: Mapping[str, Any]) -> list[str]:
         """Lists the settings outside `FREE` that differ, with both values."""
-        then, now = self.read()["config"], json.loads(json.dumps(config))
+        then, now = {**BEFORE, **self.read()["config"]}, json.loads(json.dumps(config))
         # A setting that the record is too old for was at what it has when not given.
         return [
             f"{_flag(name)} was {then.get(name)}, is {now.get(name)}"
@@ -229,6 +236,9 @@ class RunFolder:
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
+
+BEFORE = {"bos": "never"}
+"""What settings were before records had them, where it is not their default."""
 
 SOURCES = ("model", "student", "teacher")
 """Settings that are the address of a model."""

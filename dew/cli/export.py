@@ -52,6 +52,11 @@ class Export:
     def check(self) -> None:
         """Raises one ValueError that names every fault of flags and files."""
         faults = output_faults(self.out)
+        if self.out.suffix == ".gguf":
+            faults.append(
+                f"{self.out} is a file's name, and dew export writes a folder: name a "
+                "folder, which llama.cpp's convert_hf_to_gguf.py turns into a .gguf"
+            )
         if api.is_run(self.model):
             faults += run_faults(self.model)
             if self.road != "auto" or self.ignore_fields:

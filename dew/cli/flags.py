@@ -130,6 +130,12 @@ class TrainingFlags:
             faults += text_faults("--eval-data", self.eval_data)
         # The adapter's settings are part of the record, so they must be valid.
         config = None if self.lora.faults() else self.config()
+        done = RunFolder(self.out).steps_done if self.resume else 0
+        if done > self.steps:
+            faults.append(
+                f"--steps must be at least the {done} steps that {self.out} has done, "
+                f"got {self.steps}"
+            )
         run = RunFolder(self.out).refusal(resume=self.resume, config=config)
         return [*faults, *([] if run is None else [f"--out: {run}"])]
 

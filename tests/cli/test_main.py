@@ -235,6 +235,12 @@ def test_a_resumed_run_goes_on(
     first = printed(capsys)["losses"]
     assert main(pretrain(model, text, parts, *constant, "--resume")) == 0
     assert first + printed(capsys)["losses"] == expected
+    done = sorted(path.stat().st_mtime_ns for path in parts.rglob("*"))
+    assert (
+        main(pretrain(model, text, parts, *constant, "--resume", "--steps", "1")) == 2
+    )
+    assert "must be at least the 4 steps" in " ".join(capsys.readouterr().err.split())
+    assert sorted(path.stat().st_mtime_ns for path in parts.rglob("*")) == done
 
 
 @pytest.mark.parametrize(
@@ -247,6 +253,7 @@ def test_a_resumed_run_goes_on(
         ("pretrain --model {model} --data {text} --out {taken}", "is in use"),
         ("pretrain --model {model} --data {text} --out o --steps 0", "steps"),
         ("verify {text}", "config.json"),
+        ("export {model} o.gguf", "convert_hf_to_gguf"),
     ],
 )
 def test_bad_input_is_one_clear_line_and_exit_code_2(
