@@ -124,6 +124,9 @@ class Use:
 
     def attributes(self, value: object, get: Lookup) -> Values:
         """Each attribute of `to` with the transformed value."""
+        # JSON has one kind of number: a file may say 0 for 0.0.
+        if type(self.default) is float and type(value) is int:
+            value = float(value)
         if self.read is not None:
             value = self.read(value, *(get(name) for name in self.inputs))
         targets = (self.to,) if type(self.to) is str else self.to
@@ -162,10 +165,14 @@ class Read:
 
     default: Any = None
     nullable: bool = False
+    is_text_too: bool = False
+    """Whether a string is accepted as well, which the fields that read it refuse."""
 
     def fault(self, value: object) -> str | None:
         """Refuses values of another type than the default's."""
-        if value is None and self.nullable:
+        if (value is None and self.nullable) or (
+            type(value) is str and self.is_text_too
+        ):
             return None
         return _type_fault(value, self.default)
 

@@ -226,7 +226,7 @@ def _dynamic(facts: Values, dim: int) -> Scaling:
     )
 
 
-def _stretch_factor(facts: Values, factor: float | None) -> float:
+def _stretch_factor(facts: Values, factor: float | int | None) -> float:
     """The stated factor, or the quotient of the long and the original window."""
     if factor is not None:
         return float(factor)

@@ -134,7 +134,7 @@ class Family:
     def _reading(
         self, config: Values, ignore_fields: Sequence[str]
     ) -> tuple[Reading, dict[str, Any]]:
-        config = {self.aliases.get(name, name): x for name, x in config.items()}
+        config = self._standard_names(config)
         reading = Reading(config=config, table={**COMMON, **self.fields})
         attributes = {**self.constants, **reading.attributes()}
         # A rope reads sizes such as head_dim: faults in those would be listed twice.
@@ -155,6 +155,16 @@ class Family:
         names = [name for rope in self.ropes for name in rope.names]
         reading.account_for_others(names, self.known, ignore_fields)
         return reading, attributes
+
+    def _standard_names(self, config: Values) -> dict[str, Any]:
+        """The config with aliases replaced, which win in transformers where stated."""
+        stated = {name: x for name, x in config.items() if name not in self.aliases}
+        renamed = {
+            self.aliases[name]: x
+            for name, x in config.items()
+            if name in self.aliases and x is not None
+        }
+        return stated | renamed
 
     def is_trunk(self, config: Values) -> bool:
         """Whether the config's architecture is a decoder without a head."""

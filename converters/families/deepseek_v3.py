@@ -99,6 +99,7 @@ DEEPSEEK_V3 = Family(
     model_type="deepseek_v3",
     architectures=("DeepseekV3ForCausalLM", "DeepseekV3Model"),
     fields=FIELDS,
+    aliases={"num_local_experts": "n_routed_experts"},
     ropes=(
         RopeFields(
             head_dim="qk_rope_head_dim", interleaved=True, uses_mscale_all_dim=True

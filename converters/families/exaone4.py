@@ -17,7 +17,7 @@ FIELDS = {
     "intermediate_size": Use("mlp.dim", 16384),
     "rms_norm_eps": Use(("norm.eps", "attention.qk_norm.norm.eps"), 1e-5),
     "sliding_window": Read(4096, nullable=True),
-    "sliding_window_pattern": Read(4),
+    "sliding_window_pattern": Read(4, nullable=True, is_text_too=True),
     "layer_types": MultiUse(
         Use("attention.windows", TYPES, read=windows, inputs=("sliding_window",)),
         Use(

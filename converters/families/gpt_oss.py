@@ -55,6 +55,7 @@ GPT_OSS = Family(
     model_type="gpt_oss",
     architectures=("GptOssForCausalLM", "GptOssModel"),
     fields=FIELDS,
+    aliases={"num_experts": "num_local_experts"},
     ropes=(RopeFields(theta=150_000.0, default=YARN),),
     constants={"attention.sinks": True, "mlp.router_bias": True, "mlp.bias": True},
     parts={"mlp": MoE, "mlp.shared": MLP},

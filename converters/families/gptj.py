@@ -66,5 +66,5 @@ GPTJ = Family(
     copies=(TIED_HEAD,),
     ignored=(LAYER + "attn.bias",),
     prefix="transformer.",
-    spellings=(Prefix(body="transformer."),),
+    spellings=(Prefix(body="transformer."), Prefix(body="")),
 )

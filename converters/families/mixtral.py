@@ -34,6 +34,7 @@ MIXTRAL = Family(
     model_type="mixtral",
     architectures=("MixtralForCausalLM", "MixtralModel"),
     fields=FIELDS,
+    aliases={"num_experts": "num_local_experts"},
     ropes=(RopeFields(theta=1_000_000.0),),
     parts={"mlp": MoE, "mlp.shared": MLP},
     rules=(

@@ -28,6 +28,7 @@ OLMOE = Family(
     model_type="olmoe",
     architectures=("OlmoeForCausalLM", "OlmoeModel"),
     fields=FIELDS,
+    aliases={"num_local_experts": "num_experts"},
     ropes=(RopeFields(),),
     constants={"attention.qk_norm.shared_by": "flat"},
     parts={"mlp": MoE, "mlp.shared": MLP},

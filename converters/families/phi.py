@@ -5,7 +5,7 @@ from dew.converters.config.fields import Inert, Use
 from dew.converters.config.rope import RopeFields
 from dew.converters.families import shared
 from dew.converters.families.base import TIED_HEAD, Family
-from dew.converters.mapping.rules import FROM_HEADS, Prefix, Rule
+from dew.converters.mapping.rules import FROM_HEADS, Rule
 from dew.nn.activations import ACTIVATIONS
 from dew.nn.config import MLP
 
@@ -63,5 +63,4 @@ PHI = Family(
     parts={"mlp": MLP},
     rules=RULES,
     copies=(TIED_HEAD,),
-    spellings=(Prefix(body="model."),),
 )

@@ -24,7 +24,7 @@ FIELDS = {
         ("mlp.activation", "dense.activation"), "silu", choices=ACTIVATIONS
     ),
     "moe_intermediate_size": Use("mlp.dim", 768),
-    "num_local_experts": Use("mlp.experts", 128),
+    "num_experts": Use("mlp.experts", 128),
     "num_experts_per_tok": Use("mlp.top_k", 8),
     "norm_topk_prob": Use("mlp.normalize", False),
     "rms_norm_eps": Use(("norm.eps", "attention.qk_norm.norm.eps"), 1e-6),
@@ -44,7 +44,7 @@ QWEN3_MOE = Family(
     model_type="qwen3_moe",
     architectures=("Qwen3MoeForCausalLM", "Qwen3MoeModel"),
     fields=FIELDS,
-    aliases={"num_experts": "num_local_experts"},
+    aliases={"num_local_experts": "num_experts"},
     ropes=(RopeFields(),),
     parts={"mlp": MoE, "mlp.shared": MLP},
     rules=(

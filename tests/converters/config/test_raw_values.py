@@ -174,3 +174,26 @@ def test_gemma_with_gelu_has_its_tanh_form(tmp_path: Path) -> None:
         (dew.save(source, tmp_path / "out") / "config.json").read_text()
     )
     assert written["hidden_act"] == "gelu"
+
+
+@pytest.mark.parametrize(
+    ("family", "alias", "name"),
+    [
+        ("bloom", "n_embed", "hidden_size"),
+        ("bloom", "num_attention_heads", "n_head"),
+        ("gpt2", "num_attention_heads", "n_head"),
+        ("distilbert", "num_attention_heads", "n_heads"),
+        ("gpt_oss", "num_experts", "num_local_experts"),
+        ("qwen3_moe", "num_local_experts", "num_experts"),
+    ],
+)
+@pytest.mark.parametrize("is_last", [True, False])
+def test_of_two_names_at_odds_the_one_that_transformers_follows_counts(
+    family: str, alias: str, name: str, is_last: bool, tmp_path: Path
+) -> None:
+    raw = {"model_type": family, name: 8, alias: 16}
+    raw = raw if is_last else dict(reversed(raw.items()))
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    assert getattr(AutoConfig.from_pretrained(tmp_path), name) == 16
+    alone = FAMILIES[family].read({"model_type": family, name: 16})
+    assert FAMILIES[family].read(raw) == alone
