@@ -58,6 +58,11 @@ def module_inputs(module: torch.nn.Module) -> tuple[str, ...]:
     return tuple(inspect.signature(module.forward).parameters)
 
 
+def takes_input(module: torch.nn.Module, name: str) -> bool:
+    """Whether the module's own forward has an input of this name, dew's or torch's."""
+    return bool({name, _TORCH_NAMES.get(name, name)} & {*module_inputs(module)})
+
+
 def torch_inputs(module: torch.nn.Module, inputs: Mapping[str, V]) -> dict[str, V]:
     """Returns the inputs under the names of the module's own forward.
 

@@ -27,6 +27,7 @@ from dew.bridges.names import (
     flat_weights,
     module_inputs,
     nest_weights,
+    takes_input,
     torch_inputs,
     untrained_names,
 )
@@ -128,6 +129,10 @@ class Lowered:
     def __repr__(self) -> str:
         count = len(self.programs.lowerings)
         return f"Lowered({type(self.programs.meta).__name__}, {count} lowerings)"
+
+    def takes(self, name: str) -> bool:
+        """Whether the module's forward has an input of this name, dew's or torch's."""
+        return takes_input(self.programs.meta, name)
 
     @property
     def num_blocks(self) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,15 @@ from dew.typing import Model, Variables
 
 Reader: TypeAlias = Callable[[Any, Array, Array], tuple[Array, Any]]
 """Reads new token number i: (memory, token [batch], i) to (logits, memory)."""
+
+
+@runtime_checkable
+class Selective(Protocol):
+    """A model that says which inputs it has, as a lowered one does."""
+
+    def takes(self, name: str) -> bool:
+        """Whether the model has an input of this name."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +163,12 @@ def generate_tokens(
         # Keyed by the token's number: a draw does not depend on how many tokens follow,
         # so a longer continuation begins with the shorter one.
         draw = jax.random.fold_in(key, i)
-        return jax.random.categorical(draw, logits / temperature).astype(jnp.int32)
+        # From the highest logit down, and by a number that float32 has: a temperature
+        # too small for either gives the most likely token, in the limit, and not NaN.
+        below = logits - jnp.max(logits, axis=-1, keepdims=True)
+        smallest = jnp.finfo(jnp.float32).tiny
+        scaled = below / jnp.maximum(temperature, smallest)
+        return jax.random.categorical(draw, scaled).astype(jnp.int32)
 
     def is_end(token: Array) -> Array:
         return jnp.isin(token, jnp.asarray(ends, jnp.int32))
@@ -212,6 +226,9 @@ def _uncached_reader(
     def score(text: Array, real: Array, last: int | Array) -> Array:
         positions = jnp.maximum(jnp.cumsum(real, axis=1) - 1, 0)
         inputs = {"tokens": text, "mask": real, "positions": positions}
+        if isinstance(model, Selective):
+            # Models without positions (ALiBi, state spaces) count by themselves.
+            inputs = {name: x for name, x in inputs.items() if model.takes(name)}
         logits = model.apply(variables, inputs).logits
         return jax.lax.dynamic_index_in_dim(logits, last, axis=1, keepdims=False)
 
