@@ -37,7 +37,7 @@ def test_a_model_without_positions_writes_the_text_of_torch(
     source = dew.load(folder, road="lowered")
     prompts = [hf.tokens(1, n, seed=n)[0].tolist() for n in (5, 9)]
     task = TextGeneration(source, source.variables)
-    model = hf.reloaded(folder)
+    model: Any = hf.reloaded(folder)
     model.generation_config.eos_token_id = None
     for rows in (prompts[:1], prompts) if name in PADDED else (prompts[:1],):
         width = max(map(len, rows))
