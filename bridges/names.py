@@ -63,6 +63,24 @@ def takes_input(module: torch.nn.Module, name: str) -> bool:
     return bool({name, _TORCH_NAMES.get(name, name)} & {*module_inputs(module)})
 
 
+def named_inputs(module: torch.nn.Module, inputs: Any) -> Mapping[str, Any]:
+    """Returns inputs by name: a tuple, or one array, is the forward's first parameters.
+
+    Raises:
+        ValueError: there are more inputs than parameters.
+    """
+    if isinstance(inputs, Mapping):
+        return inputs
+    values = inputs if isinstance(inputs, tuple) else (inputs,)
+    parameters = module_inputs(module)
+    if len(values) > len(parameters):
+        raise ValueError(
+            f"{type(module).__name__} takes {len(parameters)} inputs, "
+            f"{', '.join(parameters)}, got {len(values)}"
+        )
+    return dict(zip(parameters, values, strict=False))
+
+
 def torch_inputs(module: torch.nn.Module, inputs: Mapping[str, V]) -> dict[str, V]:
     """Returns the inputs under the names of the module's own forward.
 

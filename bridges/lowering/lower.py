@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 import torch
+from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 from dew.bridges.dlpack import to_jax
@@ -13,13 +14,13 @@ from dew.bridges.lowering.parity import check_parity
 from dew.bridges.lowering.programs import Programs
 from dew.bridges.lowering.torch_export import capture_points, meta_copy
 from dew.bridges.module_state import variables_of
-from dew.bridges.names import recomputed_buffers, torch_inputs
+from dew.bridges.names import named_inputs, recomputed_buffers, torch_inputs
 from dew.typing import Variables
 
 
 def lower(
     module: torch.nn.Module,
-    example_inputs: Mapping[str, PyTree],
+    example_inputs: Mapping[str, PyTree] | tuple[PyTree, ...] | ArrayLike,
     *,
     dynamic: bool = True,
     blocks: str | None = None,
@@ -31,8 +32,9 @@ def lower(
     Args:
         module: Any module; its training mode is restored.
         example_inputs: Arrays by name: `tokens`, `mask`, `positions`, or the names of
-            the arguments of the module's own forward. On them, and in evaluation mode,
-            the lowered function is compared with torch unless `check` is False.
+            the arguments of the module's own forward; a tuple of arrays, or one, is
+            its first arguments. On them, and in evaluation mode, the lowered function
+            is compared with torch unless `check` is False.
         dynamic: Leaves batch and length free where the module allows; otherwise each
             new shape is exported when it is first used.
         blocks: Name of the list of submodules that `layers` counts, by default the
@@ -42,7 +44,10 @@ def lower(
         check: Whether to compare with torch.
 
     Returns:
-        The model, its weights in `.variables`. Buffers, and parameters that take no
+        The model, its weights in `.variables`. Its `apply` gives logits and hidden
+        states, as objectives take them, and its `outputs` every tensor that the module
+        returns, by torch's names: the keys of a dict, the fields of a record, the
+        indices of a tuple. Buffers, and parameters that take no
         gradient (for example Whisper's positions), are in the collection `buffers`.
 
     Raises:
@@ -65,7 +70,9 @@ def lower(
     lowered = lowered_module(
         module,
         variables_of(module, copy=not share),
-        torch_inputs(module, jax.tree.map(np.asarray, dict(example_inputs))),
+        torch_inputs(
+            module, jax.tree.map(np.asarray, dict(named_inputs(module, example_inputs)))
+        ),
         dynamic=dynamic,
         blocks=blocks,
     )

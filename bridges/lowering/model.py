@@ -26,6 +26,7 @@ from dew.bridges.names import (
     BUFFERS,
     flat_weights,
     module_inputs,
+    named_inputs,
     nest_weights,
     takes_input,
     torch_inputs,
@@ -85,14 +86,23 @@ class Lowered:
             LoweringError: the module cannot be split as `method` requires, or mixes
                 the documents of packed rows.
             ValueError: `variables` lack weights, `layers` names a block that does not
-                exist, or dropout is active without a key.
+                exist, dropout is active without a key, running statistics would be
+                lost as `mutable` does not name them, or the module returns neither
+                logits nor hidden states: `outputs` has what it returns.
         """
         weights = flat_weights(variables)
         if method == "unembed":
             return self._unembed(weights, inputs)
         if method not in (None, "hidden"):
             raise ValueError(f"method must be None, hidden or unembed, got {method!r}")
+        inputs = named_inputs(self.programs.meta, inputs)
         program, leaves = self._bind(weights, inputs, train=train)
+        moving = [name for name in program.updates if name not in self.fixed]
+        if train and moving and not _names_buffers(mutable):
+            raise ValueError(
+                f"{type(self.programs.meta).__name__} updates {', '.join(moving)} in "
+                f"training, which would be lost: apply it with mutable=[{BUFFERS!r}]"
+            )
         refs = self._requested_values(program, layers, hidden_alone=method == "hidden")
         # Buffer updates are computed in the same pass as the outputs: a second one
         # would draw other dropout masks.
@@ -111,12 +121,18 @@ class Lowered:
     def outputs(
         self,
         variables: Variables,
-        inputs: Mapping[str, PyTree],
+        inputs: Any,
         *,
         train: bool = False,
         rngs: Mapping[str, Array] | None = None,
     ) -> dict[str, Array]:
-        """Returns every tensor that the torch module returns, under torch's names."""
+        """Returns every tensor that the torch module returns, under torch's names.
+
+        Parts of a tuple, list, dict or dataclass have their index or key, joined by
+        dots; a bare tensor is `output`. `inputs` are those of `apply`: arrays by name,
+        a tuple of the first ones, or one array.
+        """
+        inputs = named_inputs(self.programs.meta, inputs)
         program, leaves = self._bind(flat_weights(variables), inputs, train=train)
         refs = {
             name: value
@@ -250,11 +266,19 @@ class Lowered:
         # A module that returns one bare tensor is a classifier or a layer: its tensor
         # takes the place of logits.
         outputs.setdefault("logits", outputs.get("output"))
-        return refs | {
+        refs |= {
             name: outputs[name]
             for name in ("logits", FINAL)
             if outputs.get(name) is not None
         }
+        if not refs:
+            names = ", ".join(name for name, ref in outputs.items() if ref is not None)
+            raise ValueError(
+                f"{type(self.programs.meta).__name__} returns {names or 'nothing'}, "
+                "none of them logits or hidden states; read all of them by "
+                "lowered.outputs(variables, inputs)"
+            )
+        return refs
 
     def _unembed(self, weights: Mapping[str, Any], final: Array) -> Array:
         """Returns the logits of final hidden states of any leading shape."""

@@ -7,17 +7,18 @@ import io
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
 from jaxtyping import PyTree
 from torch._ops import OpOverload
 from torch.export import Dim, ExportedProgram
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
-from dew.bridges.lowering.errors import LoweringExportError
+from dew.bridges.lowering.errors import LoweringError, LoweringExportError
 from dew.bridges.lowering.graph import Program, program_from_export, rename_weights
 from dew.bridges.lowering.lock import TRACING
 from dew.bridges.names import aliases
@@ -131,28 +132,31 @@ def fixed_arguments(module: torch.nn.Module) -> dict[str, bool]:
 
 def _tensors(returned: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields the tensors that a forward returned, by name; caches are skipped."""
-    match returned:
-        case torch.Tensor():
-            yield "output", returned
-        case Mapping():
-            items = returned.items()
-            yield from _named_tensors(items)
-        case list() | tuple():
-            yield from _named_tensors((str(i), item) for i, item in enumerate(returned))
+    if isinstance(returned, torch.Tensor):
+        yield "output", returned
+    else:
+        yield from _named_tensors(_parts(returned), "")
 
 
-def _named_tensors(items: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, value in items:
+def _named_tensors(
+    parts: Iterable[tuple[str, Any]], prefix: str
+) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, value in parts:
         if isinstance(value, torch.Tensor):
-            yield name, value
-        elif isinstance(value, list | tuple):
-            yield from _named_tensors(
-                (f"{name}.{i}", item) for i, item in enumerate(value)
-            )
-        elif isinstance(value, Mapping):
-            yield from _named_tensors(
-                (f"{name}.{key}", item) for key, item in value.items()
-            )
+            yield prefix + name, value
+        else:
+            yield from _named_tensors(_parts(value), f"{prefix}{name}.")
+
+
+def _parts(value: Any) -> list[tuple[str, Any]]:
+    """Returns the entries of a mapping, sequence or dataclass, by name or index."""
+    if isinstance(value, Mapping):
+        return [(str(key), part) for key, part in value.items()]
+    if isinstance(value, list | tuple):
+        return [(str(i), part) for i, part in enumerate(value)]
+    if is_dataclass(value) and not isinstance(value, type):
+        return [(field.name, getattr(value, field.name)) for field in fields(value)]
+    return []
 
 
 @contextlib.contextmanager
@@ -161,7 +165,10 @@ def _hooks(
     points: CapturePoints,
     captured: dict[str, torch.Tensor],
 ) -> Iterator[None]:
-    """Captures the head's input and every block's output while the module runs."""
+    """Captures the head's input and every block's output while the module runs.
+
+    A recurrent layer that is given a packed sequence raises a LoweringError.
+    """
 
     def block(_: Any, __: Any, output: Any) -> None:
         first = output if isinstance(output, torch.Tensor) else output[0]
@@ -175,7 +182,8 @@ def _hooks(
         first = output if isinstance(output, torch.Tensor) else output[0]
         captured.setdefault(FINAL, first)
 
-    handles = []
+    recurrent = [m for m in module.modules() if isinstance(m, torch.nn.RNNBase)]
+    handles = [layer.register_forward_pre_hook(_refuse_packed) for layer in recurrent]
     if points.head is not None:
         embedding = module.get_submodule(points.head)
         handles.append(embedding.register_forward_pre_hook(head))
@@ -189,6 +197,14 @@ def _hooks(
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _refuse_packed(_: Any, args: Any) -> None:
+    if args and isinstance(args[0], PackedSequence):
+        raise LoweringError(
+            "a PackedSequence has no counterpart in JAX, where shapes are fixed: give "
+            "the layer padded rows, and read the states of real positions"
+        )
 
 
 def meta_copy(
@@ -247,6 +263,8 @@ def export(
         with TRACING, warnings.catch_warnings(), _stderr_on_success():
             # Torch's own copy of a tree spec warns of torch's own deprecation.
             warnings.filterwarnings("ignore", ".*LeafSpec.*", FutureWarning)
+            # A recurrent layer lists its parameters anew; they are parameters still.
+            warnings.filterwarnings("ignore", ".*_flat_weights", UserWarning)
             # Not strict: the module's Python runs as it is, so that hooks, dataclass
             # outputs and transformers' own decorators need no bytecode analysis.
             exported = torch.export.export(

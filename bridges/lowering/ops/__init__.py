@@ -13,6 +13,7 @@ from dew.bridges.lowering.ops import (
     norm,
     pointwise,
     random,
+    recurrent,
     reduce,
     resize,
     shape,
@@ -36,6 +37,7 @@ _NAMED: dict[str, Op] = {
     **resize.OPS,
     **fft.OPS,
     **random.OPS,
+    **recurrent.OPS,
     **sizes.OPS,
 }
 TABLE: dict[str, Op] = {**alias_entries(_NAMED), **_NAMED}

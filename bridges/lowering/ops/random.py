@@ -16,7 +16,7 @@ from dew.bridges.lowering.ops.matmul import (
 from dew.bridges.lowering.ops.op import Op
 
 
-def _drop(x: Array, p: float | int, rng: Array) -> Array:
+def drop(x: Array, p: float | int, rng: Array) -> Array:
     """Zeroes each element with chance `p` and scales the rest by 1 / (1 - p)."""
     if p >= 1:
         return jnp.zeros_like(x)
@@ -27,7 +27,7 @@ def _drop(x: Array, p: float | int, rng: Array) -> Array:
 def _dropout(
     input: Array, p: float | int, train: bool, rng: Array | None = None
 ) -> Array:
-    return _drop(input, p, rng) if train and rng is not None and p else input
+    return drop(input, p, rng) if train and rng is not None and p else input
 
 
 def _native_dropout(
@@ -36,7 +36,7 @@ def _native_dropout(
     """Returns the kept and scaled elements, and which were kept."""
     if not train or rng is None or not p:
         return input, jnp.ones(input.shape, bool)
-    kept = _drop(jnp.ones(input.shape, jnp.float32), p, rng) != 0
+    kept = drop(jnp.ones(input.shape, jnp.float32), p, rng) != 0
     return jnp.where(kept, input / (1 - p), jnp.zeros((), input.dtype)), kept
 
 
@@ -45,7 +45,7 @@ def _feature_dropout(
 ) -> Array:
     if not train or rng is None or not p:
         return input
-    mask = _drop(jnp.ones(input.shape[:2], input.dtype), p, rng)
+    mask = drop(jnp.ones(input.shape[:2], input.dtype), p, rng)
     return input * mask.reshape(mask.shape + (1,) * (input.ndim - 2))
 
 
@@ -67,7 +67,7 @@ def _attention(
         query, key, attn_mask=attn_mask, is_causal=is_causal, scale=scale
     )
     if dropout_p and rng is not None:
-        weights = _drop(weights, dropout_p, rng)
+        weights = drop(weights, dropout_p, rng)
     return attend(weights, query, value)
 
 
@@ -137,6 +137,15 @@ def is_random(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
             return bool(train) and not math.isclose(p, 0)
         case "aten.scaled_dot_product_attention.default":
             return bool(kwargs.get("dropout_p", args[4] if len(args) > 4 else 0))
+        case (
+            "aten.lstm.input"
+            | "aten.gru.input"
+            | "aten.rnn_tanh.input"
+            | "aten.rnn_relu.input"
+        ):
+            # input, hx, params, has_biases, num_layers, dropout, train, …
+            _, _, _, _, layers, dropout, train, *_ = args
+            return bool(train) and layers > 1 and not math.isclose(dropout, 0)
         case _:
             return name in OPS or name in _DRAWN_BY_TORCH2JAX
 

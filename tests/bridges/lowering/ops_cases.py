@@ -449,6 +449,38 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
         (IMAGE, p(4), f(4), f(4), p(4), 0.1, 1e-5)
     ],
     "instance_norm.default": [(IMAGE, p(4), f(4), None, None, True, 0.1, 1e-5, False)],
+    "lstm.input": [
+        (
+            f(5, 2, 3),
+            [f(2, 2, 4), f(2, 2, 4)],
+            [w for _ in range(2) for w in (f(16, 3), f(16, 4), f(16), f(16))],
+            *(True, 1, 0.0, False, True, False),
+        )
+    ],
+    "gru.input": [
+        (
+            f(2, 5, 3),
+            f(1, 2, 4),
+            [f(12, 3), f(12, 4)],
+            *(False, 1, 0.0, False, False, True),
+        )
+    ],
+    "rnn_tanh.input": [
+        (
+            f(5, 2, 3),
+            f(2, 2, 4),
+            [f(4, 3), f(4, 4), f(4), f(4), f(4, 4), f(4, 4), f(4), f(4)],
+            *(True, 2, 0.0, False, False, False),
+        )
+    ],
+    "rnn_relu.input": [
+        (
+            f(5, 2, 3),
+            f(1, 2, 4),
+            [f(4, 3), f(4, 4), f(4), f(4)],
+            *(True, 1, 0.0, False, False, False),
+        )
+    ],
     "conv1d.default": [
         (f(2, 4, 9), f(6, 4, 3)),
         (f(2, 4, 9), f(6, 2, 3), f(6), [2], [1], [2], 2),
