@@ -1,7 +1,9 @@
-"""Configs of well-known checkpoints, shrunk so that each builds in a moment.
+"""Configs in the shapes of well-known checkpoints, shrunk to build in a moment.
 
-`configs/<model_type>.json` maps the repository on the hub to its config.json: names,
-spellings, nulls and values as they stand there. `shrunk` divides the sizes alone.
+`configs/<model_type>.json` maps a repository on the hub to a config.json in the
+spelling of its time. They were written from knowledge of those files and not fetched:
+no test compares them with the hub, and a value may differ. `shrunk` divides the sizes
+alone.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Configs as they are on the hub give the outputs that transformers gives."""
+"""Raw configs in the shapes of well-known checkpoints, against transformers."""
 
 import zlib
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_the_corpus_has_every_family() -> None:
         for name in SHAPES
     ],
 )
-def test_a_config_of_the_hub_means_what_it_means_to_transformers(
+def test_a_raw_config_means_what_it_means_to_transformers(
     name: str, tmp_path: Path
 ) -> None:
     raw = shrunk(SHAPES[name])
