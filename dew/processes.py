@@ -273,25 +273,38 @@ class _Coordinator:
         folder = self._folder(self._phases)
         if message or fault is not None:
             record = {"text": message}
-            if fault is not None:
-                record |= self._record(fault, phase)
-            self._set(f"{folder}{self.index}", record)
+            with self._store(phase):
+                if fault is not None:
+                    record |= self._record(fault, phase)
+                self._set(f"{folder}{self.index}", record)
         if fault is not None:
             self._wait_with_fault(phase, fault)
             vars(fault)[AGREED] = True
             raise fault
         self._wait(phase)
-        records = self._records(folder)
+        with self._store(phase):
+            records = self._records(folder)
         if any("type" in record for record in records):
             # The process with the fault may end now, and with process 0 the store.
             self._wait(REPORTED, timeout_s=FAULT_TIMEOUT_S)
         # All have read the last phase's messages once they have come to this one.
         if self._written and self.index == 0:
-            self.client.key_value_delete(self._written)
+            with self._store(phase):
+                self.client.key_value_delete(self._written)
         self._written = folder if records else ""
         _raise_first(records)
         texts = {record["process"]: record["text"] for record in records}
         return [texts.get(i, "") for i in range(self.count)]
+
+    @contextmanager
+    def _store(self, phase: str) -> Iterator[None]:
+        """Names process 0, which has the store, where a block cannot reach it."""
+        try:
+            yield
+        except jax.errors.JaxRuntimeError as gone:
+            # The runtime is about to abort this process, with a line of ours.
+            time.sleep(ABORT_S)
+            raise self._lost([0], phase) from gone
 
     def wait_for(self, call: Callable[[], Waited]) -> Waited:
         """Runs a call in a thread, and reads the reports of others until it returns."""
@@ -390,7 +403,8 @@ class _Coordinator:
                     f"{phase!r}, process {other['process']} at {other['phase']!r}",
                     other["process"],
                 )
-                self.leave(error, is_own=False)
+                # Reported: this process may go on before the other looks again.
+                self.leave(error)
                 raise error
 
     def _read_faults(self, number: int, phase: str | None = None) -> bool:
@@ -451,7 +465,9 @@ class _Coordinator:
         here = threading.Thread(target=self._disconnect_with_all, daemon=True)
         deadline = time.monotonic() + EXIT_TIMEOUT_S
         here.start()
-        here.join(EXIT_TIMEOUT_S)
+        # Longer than the barrier waits: a native call that returns while Python ends
+        # aborts the process.
+        here.join(EXIT_TIMEOUT_S + ABORT_S)
         if self.index == 0 and distributed.global_state.service is not None:
             # A process that gave up waiting still ends, and would be aborted in that.
             time.sleep(max(0.0, deadline - time.monotonic()))
@@ -460,6 +476,9 @@ class _Coordinator:
         try:
             self.client.wait_at_barrier(f"{ROOT}/exit", EXIT_TIMEOUT_S * 1000)
             distributed.global_state.shutdown()
+            for thread in _waiting:
+                # Their calls fail as the client is gone, and end as this one does.
+                thread.join(1.0)
         except jax.errors.JaxRuntimeError:
             pass  # Someone is gone already, or does something else.
 
@@ -486,8 +505,14 @@ def _in_thread(call: Callable[[], Any]) -> "queue.SimpleQueue[Any]":
         except Exception as fault:
             ended.put((None, fault))
 
-    threading.Thread(target=run, daemon=True).start()
+    thread = threading.Thread(target=run, daemon=True)
+    _waiting[:] = [other for other in _waiting if other.is_alive()] + [thread]
+    thread.start()
     return ended
+
+
+_waiting: list[threading.Thread] = []
+"""Threads whose native calls have not returned yet."""
 
 
 def _keep(*_: Any) -> None:

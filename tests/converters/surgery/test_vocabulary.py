@@ -122,10 +122,17 @@ def test_tokens_that_cannot_be_added_are_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_model_with_fewer_rows_than_tokens_is_refused(tmp_path: Path) -> None:
+def test_tokens_without_a_row_get_one_as_new_tokens_do(tmp_path: Path) -> None:
     source = dew.load(hf.save(hf.llama(vocab_size=90), tmp_path / "base"))
-    with pytest.raises(ValueError, match="uses id 96, and the model has 90 rows"):
-        dew.extend_vocabulary(source, NEW, tmp_path / "out")
+    grown = dew.load(dew.extend_vocabulary(source, NEW, tmp_path / "out"))
+    before, after = (
+        np.asarray(side.variables["params"]["embed"]["weight"], np.float64)
+        for side in (source, grown)
+    )
+    assert after.shape == (97 + len(NEW), before.shape[1])
+    np.testing.assert_array_equal(after[:90], before)
+    mean = np.broadcast_to(before.mean(axis=0), after[90:].shape)
+    np.testing.assert_allclose(after[90:], mean, rtol=NEW_ROWS)
 
 
 def test_dew_extend_certifies_what_it_writes(
