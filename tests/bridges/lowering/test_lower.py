@@ -330,8 +330,10 @@ def test_training_draws_dropout_from_the_key() -> None:
 
     def run(seed: int) -> np.ndarray:
         rngs = {"dropout": jax.random.key(seed)}
-        out = noisy.apply(noisy.variables, X, train=True, rngs=rngs).logits
-        return np.asarray(out)
+        out, _ = noisy.apply(
+            noisy.variables, X, train=True, rngs=rngs, mutable=["buffers"]
+        )
+        return np.asarray(out.logits)
 
     np.testing.assert_array_equal(run(0), run(0))
     assert (run(0) != run(1)).any()
@@ -344,7 +346,7 @@ def test_training_draws_dropout_from_the_key() -> None:
 def test_training_without_a_key_is_refused() -> None:
     noisy = lower(Noisy(), X)
     with pytest.raises(ValueError, match="Noisy draws random numbers here"):
-        noisy.apply(noisy.variables, X, train=True)
+        noisy.apply(noisy.variables, X, train=True, mutable=["buffers"])
 
 
 def test_training_moves_the_buffers_that_torch_moves() -> None:
